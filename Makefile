@@ -1,0 +1,75 @@
+# Every target makes the environment it needs in .venv, the first time and whenever pyproject.toml changed.
+# Paths are relative throughout, so that the folder may have a space in its name.
+
+PYTHON ?= python3
+OUT    ?= results/digits/cnn
+ARGS   ?=
+
+IN := .venv/bin/python
+# A folder that was moved or copied has an environment that points to the old place: make it anew.
+MOVED := $(shell test ! -e .venv/made-in || test "`cat .venv/made-in`" = "`pwd -P`" || echo FORCE)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint format bench hooks clean FORCE
+
+help:
+	@echo 'make demo     train on handwritten digits; the pictures go to OUT ($(OUT))'
+	@echo 'make test     run the tests'
+	@echo 'make lint     formatting, lint, types, the arrows between modules'
+	@echo 'make format   let ruff format the code and sort the imports'
+	@echo 'make bench    run the benchmarks: minutes, not part of the tests'
+	@echo 'make hooks    run the checks of make lint at each git commit'
+	@echo 'make clean    remove the environment and caches; results/ is kept'
+	@echo
+	@echo 'PYTHON=...    the Python the environment is made with (now: $(PYTHON)); run make clean to change it later'
+	@echo 'ARGS=...      more arguments, as in: make test ARGS="-k resume"   make demo ARGS="--seed 3"'
+
+demo: .venv/ready-demo
+	@$(IN) recipes/digits/train.py hparams/digits/cnn.yaml --output_folder "$(OUT)" $(ARGS)
+	@echo 'Pictures of this run:'
+	@for picture in "$(OUT)"/*.png; do echo "  $$picture"; done
+
+test: .venv/ready-test
+	@$(IN) -m pytest --durations=15 $(ARGS)
+
+lint: .venv/ready-test
+	@$(IN) -m ruff format --check .
+	@$(IN) -m ruff check .
+	@$(IN) -m mypy
+	@$(IN) -c 'from importlinter.cli import lint_imports_command as check; check()' --no-cache --no-logo
+
+format: .venv/ready-test
+	@$(IN) -m ruff check --select I --fix .
+	@$(IN) -m ruff format .
+
+bench: .venv/ready-test
+	@failed=; for script in benchmarks/*.py; do \
+	    echo "== $$script"; $(IN) "$$script" $(ARGS) || failed="$$failed $$script"; \
+	done; test -z "$$failed" || { echo "Over the limit or failed:$$failed"; exit 1; }
+
+hooks: .venv/ready-test
+	@$(IN) -m pip install --quiet --disable-pip-version-check pre-commit
+	@$(IN) -m pre_commit install
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ------------------------------------------------------------------------------------------------- the environment
+# .venv/ready-demo and .venv/ready-test stand for the extras [demo] and [test] being installed. The file is written last,
+# so that an installation that was interrupted is taken up again.
+.venv/ready-demo .venv/ready-test: .venv/ready-%: pyproject.toml $(MOVED)
+	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
+	    echo "There is no '$(PYTHON)' here. Install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3"; exit 1; } >&2
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("brainlib needs Python 3.10 or newer; $(PYTHON) is %d.%d. Name a newer one: make PYTHON=/path/to/python3" % v[:2])'
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "$(PYTHON) cannot make environments: its modules venv and ensurepip are missing."; \
+	    echo "Install them (on Debian and Ubuntu the package python3-venv), or name another Python: make PYTHON=/path/to/python3"; exit 1; } >&2
+	@if ! $(IN) -c 'import pip' 2>/dev/null || { test -e .venv/made-in && test "`cat .venv/made-in`" != "`pwd -P`"; }; then \
+	    echo "Making .venv with $(PYTHON)"; \
+	    "$(PYTHON)" -m venv --clear .venv && pwd -P > .venv/made-in; \
+	fi
+	@echo 'Installing brainlib[$*] into .venv (the first time this takes minutes and about 6 GB: torch is large)'
+	@$(IN) -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,1178 @@
+"""Brain: the class you subclass. `Brain.fit` and `Brain.evaluate` read from top to bottom.
+
+Who keeps what: `RunState` counts, `Window` decides when an update closes, `BatchSource` knows the order of the data,
+`BrainState` lists what a checkpoint holds of the Brain. Nothing here counts, orders or saves on its own.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from brainlib.brain_state import BrainState
+from brainlib.common.errors import quoted
+from brainlib.common.logs import logger
+from brainlib.data.sources import BatchSource, Lookahead, is_ready, source_of
+from brainlib.data.transfer import to_device
+from brainlib.distributed.world import World
+from brainlib.extension import Extension, Extensions, make_extension
+from brainlib.hparams import HParams
+from brainlib.options import RunOptions
+from brainlib.precision import autocast_context, make_scaler
+from brainlib.progress import Progress
+from brainlib.run_state import RunningMean, RunState
+from brainlib.seeding import derive, draw_seed, last_seed, preserved_generators
+from brainlib.stage import Stage
+from brainlib.triggers import Trigger, as_trigger
+from brainlib.update.gradients import Gradients
+from brainlib.update.loss_weight import num_items
+from brainlib.update.parameter_groups import without_vector_decay
+from brainlib.update.watch import OptimizerWatch
+from brainlib.update.window import Window
+
+if TYPE_CHECKING:
+    from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
+
+__all__ = ["Brain"]
+
+_ALL_ALIKE: AbstractContextManager[None] = nullcontext()
+
+
+class Brain:
+    """A training run. Subclass it, write `compute_forward` and `compute_objectives`, call `fit`.
+
+    Arguments
+    ---------
+    modules : dict of str to torch.nn.Module
+        What is trained; becomes the ModuleDict `self.modules` on the device. Nothing in it is ever replaced.
+    opt_class : callable
+        Takes parameters (or parameter groups), returns an optimizer: ``lambda p: torch.optim.Adam(p, 1e-3)``. None for
+        a Brain that makes its optimizers itself (`init_optimizers`) or trains without any.
+    hparams : dict
+        The experiment, usually from `load_hyperpyyaml`; reachable as ``self.hparams.key``. Options of SpeechBrain's names
+        are read from its top level, all options from its section ``run_opts``; ``seed`` is the seed of the run.
+    run_opts : dict or RunOptions
+        Options set by hand or on the command line; they win over hparams. ``docs/options.md`` lists all.
+    checkpointer : Checkpointer
+        Makes the run one that cannot be lost: it saves at each epoch's end and every 15 minutes, and goes on where the
+        newest checkpoint stands when the script is started again.
+    loggers : iterable of TrainLogger
+        Told the losses of each closed epoch.
+    profiler : object with ``start``, ``step`` and ``stop``, such as `torch.profiler.profile`
+        Started with each fit; one ``step`` an update.
+    extensions : iterable of Extension
+        What else happens periodically.
+
+    Raises
+    ------
+    ValueError
+        For an option that does not exist or does not fit, a device that is not there, a module that is none.
+
+    Example
+    -------
+    >>> class SimpleBrain(Brain):
+    ...     def compute_forward(self, batch, stage):
+    ...         return self.modules.model(batch["input"])
+    ...
+    ...     def compute_objectives(self, predictions, batch, stage):
+    ...         return torch.nn.functional.l1_loss(predictions, batch["target"])
+    >>> model = torch.nn.Linear(10, 10)
+    >>> brain = SimpleBrain(
+    ...     {"model": model}, opt_class=lambda p: torch.optim.SGD(p, 0.1), run_opts={"noprogressbar": True}
+    ... )
+    >>> brain.fit(range(10), [{"input": torch.rand(10, 10), "target": torch.rand(10, 10)}])
+    >>> brain.optimizer_step
+    10
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, torch.nn.Module] | None = None,
+        opt_class: Callable[..., Optimizer] | None = None,
+        hparams: Mapping[str, Any] | None = None,
+        run_opts: Mapping[str, Any] | RunOptions | None = None,
+        checkpointer: Checkpointer | None = None,
+        *,
+        loggers: Iterable[Any] = (),
+        profiler: Any = None,
+        extensions: Iterable[Extension] = (),
+    ) -> None:
+        hparams = dict(hparams or {})
+        # Who takes part, and how
+        self._world = World.from_environment()
+        self._options = RunOptions.resolve(run_opts, hparams)
+        self.device = self._options.find_device(self._world.local_rank)
+        self.training_ctx = autocast_context(self._options.precision, self.device)
+        self.evaluation_ctx = autocast_context(self._options.eval_precision, self.device)
+        self.scaler = make_scaler(self._options.precision, self.device)
+        # What is trained
+        self.modules = _module_dict(modules).to(self.device)
+        self.opt_class = opt_class
+        self.optimizer: Optimizer | None = None
+        self.optimizers_dict: dict[str, Optimizer] = {}
+        self.hparams = HParams(hparams, watch=[key for key, _ in RunOptions.resembling(map(str, hparams))])
+        # Where the run stands, and what it must not lose
+        self._run = self._outer_run = RunState()  # in a fit within a hook: its own, and that of the fit round it
+        self._seed: int | None = _seed_of(hparams)
+        self._state = BrainState(self)
+        self.checkpointer = checkpointer
+        # What hangs on the loop
+        self.loggers: list[Any] = list(loggers)
+        self._profiler = profiler
+        self._extensions = Extensions([*extensions, *self._own_extensions()])
+        self._progress = Progress(self._options.progress_options)
+        # What a fit leaves for the methods it calls
+        self.should_step = False
+        self._fits_done = 0  # outer fits finished by this process: the number of the next one
+        self._ready = False  # whether on_fit_start has done its once-a-Brain work
+        self._depth = 0  # fits within fits
+        self._watch = OptimizerWatch()
+        self._custom_fit_batch = False
+        self._weighted = False  # whether losses are scaled by their weights before they are summed
+        self._updates_before = 0
+        self._gradients: dict[int, Gradients] = {}
+        self._eval_step: int | None = None  # batches of the running evaluation; None while training
+        self._closing = False  # whether a checkpoint taken now stands for a closed epoch
+        self._resumed: Checkpoint | None = None  # until the open epoch's on_stage_start has been run again
+        self._epoch_counter: Any = None
+        self._fingerprint: dict[str, int] = {}
+        self._loaded_fingerprint: dict[str, int] | None = None
+        self._checkpoint_choice: Any = None
+        self._validate_now: Callable[[], float] = lambda: 0.0
+        self._save_triggers: list[Trigger] = []
+        self._optimizers: dict[str, Optimizer] = {}  # all that are found, looked up at each start of an epoch
+        self._said: set[str] = set()
+        self._own_names = frozenset(self.__dict__) | {"_own_names"}
+        self._attach_checkpointer()
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What you write
+    # ------------------------------------------------------------------------------------------------------------
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        """From a batch to predictions; the batch is on the device. Write this one."""
+        raise NotImplementedError(f"{type(self).__name__} must define compute_forward(batch, stage)")
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        """From predictions to the loss, a scalar that is a mean over `loss_weight` items. Write this one."""
+        raise NotImplementedError(f"{type(self).__name__} must define compute_objectives(predictions, batch, stage)")
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What you may write: hooks, in the order in which they are called
+    # ------------------------------------------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Called at each fit, before its first epoch; does its work once a Brain.
+
+        Compiles modules in place, distributes, makes the optimizers, recovers the newest checkpoint. A second fit goes
+        on with the live weights and the same optimizers. All ranks.
+        """
+        if self._ready:
+            return
+        self._compile()
+        self._wrap_distributed()
+        self.init_optimizers()
+        if self.checkpointer is not None:
+            self.checkpointer.recover_if_possible()
+
+    def on_stage_start(self, stage: Stage, epoch: Any = None) -> None:
+        """Called at the start of each stage; `epoch` is None for TEST. What it freezes (``eval()``) stays frozen."""
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        """Called before a training batch is computed; `should_step`: whether this batch closes an update."""
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+        """Called after a training batch, and after the update if it closed one. The place for a per-update schedule."""
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: Any = None) -> None:
+        """Called at the end of each stage with its average loss. For VALID and TEST inside eval mode and ``no_grad``.
+
+        The place to log, to step a per-epoch schedule, and, last, to save:
+        ``self.checkpointer.save_and_keep_only(meta={"loss": stage_loss}, min_keys=["loss"])``.
+        """
+
+    def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
+        """Called by `evaluate` first: puts the weights of the wanted checkpoint in place. They are put back afterwards."""
+        chosen = self._choose_checkpoint(max_key, min_key)
+        if chosen is not None:
+            assert self.checkpointer is not None
+            self.checkpointer.load_checkpoint(chosen)
+
+    def loss_weight(self, batch: Any, stage: Stage) -> float:
+        """How many items (utterances, tokens, frames) the loss of this batch is a mean over.
+
+        Batches of an update, and losses of a stage, are averaged with these weights; so the same samples give the same
+        update however they are split. The default counts items; override it where the loss is a mean over something
+        else: ``return float(batch["num_tokens"])``.
+        """
+        items = num_items(batch)
+        if items is None:
+            self._say_once(
+                "loss_weight",
+                f"cannot tell how many items a batch of type {type(batch).__name__} holds: each batch weighs 1. Override "
+                "loss_weight(batch, stage) to say it.",
+            )
+            return 1.0
+        return items
+
+    def get_extra_state(self) -> Any:
+        """What else a checkpoint should hold: tensors, numbers, strings, and lists and dicts of these."""
+        return None
+
+    def set_extra_state(self, state: Any) -> None:
+        """Put back what `get_extra_state` returned (None from a Brain that returned nothing)."""
+
+    # ------------------------------------------------------------------------------------------------------------
+    # The book: training
+    # ------------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        epoch_counter: Iterable[Any],
+        train_set: Any,
+        valid_set: Any = None,
+        progressbar: bool | None = None,
+        train_loader_kwargs: Mapping[str, Any] | None = None,
+        valid_loader_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Train for the epochs of `epoch_counter`, validating after each. All ranks.
+
+        Arguments
+        ---------
+        epoch_counter : iterable
+            Such as ``range(10)`` or an `EpochCounter`; its values are handed to the hooks. Finished epochs are not
+            repeated when the script is started again, whichever of the two it is.
+        train_set, valid_set
+            A Dataset, a DataLoader, or a list or iterable of ready batches. With loader options a list is a Dataset.
+        progressbar : bool
+            Whether to show a bar; None: unless ``noprogressbar`` is set.
+        train_loader_kwargs, valid_loader_kwargs : dict
+            Handed to `make_dataloader`: ``{"batch_size": 16, "shuffle": True, "num_workers": 2}``.
+
+        Raises
+        ------
+        ValueError
+            For an empty set, an iterator that is used up in the second epoch, more than ``nonfinite_patience`` updates
+            in a row that were not finite, or data that changed in the middle of an epoch that is resumed.
+        """
+        if self._options.test_only:
+            logger.info("fit: skipped, because the option test_only is set")
+            return
+        with self._numbered_fit(epoch_counter) as run:
+            train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
+            valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
+            self.on_fit_start()
+            self._settle_in(train)
+            for epoch in self._open_epochs(epoch_counter, run):
+                train_loss = self._fit_train(train, valid, epoch, progressbar)
+                valid_loss = None if valid is None else self._fit_valid(valid, epoch, progressbar, closing=True)
+                self._close_epoch(epoch, train_loss, valid_loss)
+
+    def _fit_train(self, train: BatchSource, valid: BatchSource | None, epoch: Any, progressbar: bool | None) -> float:
+        """One epoch of training, from the batch at which the run stands. All ranks."""
+        run = self._run
+        self.modules.train()  # before the hook: what the hook freezes stays frozen
+        self.on_stage_start(Stage.TRAIN, epoch)
+        self._replay_resumed()
+        if run.step == 0:
+            run.open_epoch()
+            self._zero_all()
+
+        batches, window, total = self._open_data(train)
+        self._validate_now = lambda: self._fit_valid(valid, epoch, progressbar) if valid is not None else 0.0
+        read_loss, trained = run.loss.value, run.step
+        with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
+            try:
+                for batch in batches:
+                    run.begin_batch()
+                    self.should_step = closes = window.closes(run)
+                    loss = self.fit_batch(batch)
+                    if self._custom_fit_batch:
+                        closes = self._settle(loss, batch, closes)
+                    trained = run.step
+                    if closes and self._after_window():
+                        break
+                    bar.advance(read_loss)
+            except BaseException:
+                if run.step != trained and run.micro and not run.recorded and not self._watch.stepped:
+                    run.return_batch()  # not trained on: the same call made again begins with it
+                    if run.micro == 0:
+                        self._zero_all()
+                raise
+        if run.step == 0:
+            raise ValueError(train.empty_message(run.epoch))
+
+        loss_of_epoch = run.loss.value()
+        with self._closing_epoch(valid is None):
+            self.on_stage_end(Stage.TRAIN, loss_of_epoch, epoch)
+        return loss_of_epoch
+
+    def fit_batch(self, batch: Any) -> Tensor:
+        """Forward, loss, backward, and the update where the window closes; returns the loss, detached, on the device.
+
+        Overriding it is ordinary (GANs do). Resume, counters and the guard against non-finite gradients hold all the
+        same, because they look at the optimizers. An override may return a tensor, a float or an int.
+        """
+        run, should_step = self._run, self.should_step
+        self.on_fit_batch_start(batch, should_step)
+        with self.no_sync(not should_step):
+            with self.training_ctx:
+                outputs = self.compute_forward(batch, Stage.TRAIN)
+                loss = self.compute_objectives(outputs, batch, Stage.TRAIN)
+            weight = self._weight(batch, Stage.TRAIN)
+            try:
+                # Weights divide out where a window is one micro-batch of one process.
+                summed = loss * weight if self._weighted else loss
+                (self.scaler.scale(summed) if self.scaler.is_enabled() else summed).backward()
+            except (RuntimeError, AttributeError, TypeError):
+                self._check_loss(loss)  # raises where it can say more than torch did
+                raise
+        if self._weighted:
+            run.weight += weight
+        run.record(loss.detach(), self._average_weight(weight))
+        if should_step:
+            self.optimizers_step()
+        self.on_fit_batch_end(batch, outputs, loss, should_step)
+        return loss.detach()
+
+    def optimizers_step(self) -> None:
+        """One update: unscale → norm → finite? → one multiply (window weight × clip) → step → scaler → count → zero."""
+        run, scaler, max_norm = self._run, self.scaler, self._options.max_grad_norm
+        scale = 1.0 / run.weight if run.weight else 1.0
+        active = [self._gradients_of(optimizer) for optimizer in self.freeze_optimizers(self._steppable()).values()]
+        if scaler.is_enabled():
+            active = [each for each in active if each.tensors()]  # the scaler refuses an optimizer without gradients
+            for each in active:
+                scaler.unscale_(each.optimizer)
+        norms = [each.norm(scale) for each in active]
+        finite_losses = run.finite_pending()
+        if finite_losses and all(math.isfinite(norm.item()) for norm in norms):
+            for each, norm in zip(active, norms, strict=True):
+                each.scale(norm, max_norm, scale)
+            with self._watch.trusted():
+                for each in active:
+                    scaler.step(each.optimizer)
+            run.commit_window(stepped=bool(active))
+        else:
+            run.skip_window()
+            if finite_losses and scaler.is_enabled():
+                run.nonfinite_in_a_row -= 1  # the scaler is looking for its scale: an overflow is its ordinary signal
+        if scaler.is_enabled() and active:
+            scaler.update()
+        self._zero_all()
+        self._check_patience()
+
+    def _after_window(self) -> bool:
+        """What is due after an update, in this order; returns whether the update limit ends training. All ranks."""
+        run = self._run
+        if self._profiler is not None:
+            self._profiler.step()
+        if self._depth > 1:  # an inner fit is part of somebody's hook: it saves nothing and is not limited
+            return False
+        if self._extensions:
+            self._extensions.fire(self)
+        if self._save_triggers and any([due(self) for due in self._save_triggers]):
+            assert self.checkpointer is not None
+            self.checkpointer.save_checkpoint(end_of_epoch=False, reason="timed")
+        return self._limit_reached(run)
+
+    def _fit_valid(
+        self, valid: BatchSource, epoch: Any, progressbar: bool | None, closing: bool = False
+    ) -> float:
+        """One validation; modules and gradient mode come back as they were, also after an error. All ranks."""
+        with self._as_it_was():
+            return self._evaluate_stage(valid, Stage.VALID, epoch, progressbar, closing)
+
+    def _close_epoch(self, epoch: Any, train_loss: float, valid_loss: float | None) -> None:
+        """The epoch is over: count it, tell everybody, and commit it unless a hook has done so. All ranks."""
+        run = self._run
+        run.close_epoch()
+        if self._depth > 1:
+            return
+        meta = {"epoch": epoch, "optimizer_step": run.optimizer_step}
+        for log in self.loggers:
+            log.log_stats(meta, {"loss": train_loss}, None if valid_loss is None else {"loss": valid_loss})
+        if self._extensions:
+            self._extensions.fire(self)
+        if self.checkpointer is not None and self._state.saved_point != run.point():
+            losses = {"train_loss": train_loss} | ({} if valid_loss is None else {"valid_loss": valid_loss})
+            self.checkpointer.save_checkpoint({**_plain_epoch(epoch), **losses}, reason="epoch")
+
+    # ------------------------------------------------------------------------------------------------------------
+    # The book: evaluation
+    # ------------------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        test_set: Any,
+        max_key: str | None = None,
+        min_key: str | None = None,
+        progressbar: bool | None = None,
+        test_loader_kwargs: Mapping[str, Any] | None = None,
+        *,
+        checkpoint: Any = None,
+    ) -> float:
+        """The average loss over `test_set`, with the weights of a checkpoint; leaves the Brain as it was. All ranks.
+
+        Arguments
+        ---------
+        test_set
+            As for `fit`.
+        max_key, min_key : str
+            Take the checkpoint with the largest or smallest value of this metric.
+        progressbar : bool
+            Whether to show a bar.
+        test_loader_kwargs : dict
+            Handed to `make_dataloader`.
+        checkpoint : "best", "last", "current" or a path
+            Which weights. By default those of the last criterion that was declared in ``save_and_keep_only``, else of
+            the newest checkpoint, else the current ones. A line says which.
+
+        Returns
+        -------
+        float
+            The loss, weighted by `loss_weight`.
+        """
+        with self._borrowed_weights(max_key, min_key, checkpoint):
+            test = self._source(test_set, Stage.TEST, test_loader_kwargs)
+            self.on_evaluate_start(max_key=max_key, min_key=min_key)
+            return self._evaluate_stage(test, Stage.TEST, None, progressbar)
+
+    def _evaluate_stage(
+        self, source: BatchSource, stage: Stage, epoch: Any, progressbar: bool | None, closing: bool = False
+    ) -> float:
+        """Every batch of a stage once, without gradients. All ranks."""
+        mean, total, limit = RunningMean(), source.num_batches, self._batch_limit(stage)
+        self._eval_step = 0
+        self.on_stage_start(stage, epoch)
+        self.modules.eval()
+        with torch.no_grad():
+            if limit is not None:
+                total = min(limit, total if total is not None else limit)
+            batches = islice(source.read(self._run_seed(), 0), limit)
+            with self._progress.bar(stage.name.lower(), total, 0, self._shows(progressbar)) as bar:
+                for batch in self._on_device(batches):
+                    self._eval_step += 1
+                    loss = self.evaluate_batch(batch, stage)
+                    if not isinstance(loss, (float, int)) and getattr(loss, "numel", int)() != 1:
+                        self._check_loss(loss)
+                    mean.add(loss, self._average_weight(self._weight(batch, stage)))
+                    bar.advance(mean.value)
+            if self._eval_step == 0:
+                raise ValueError(source.empty_message(self._run.epoch))
+            self._eval_step = 0
+            with self._closing_epoch(closing):
+                self.on_stage_end(stage, mean.value(), epoch)
+        return mean.value()
+
+    def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
+        """Forward and loss of one batch; returns the loss, detached, on the device. Override it freely."""
+        with self.evaluation_ctx:
+            outputs = self.compute_forward(batch, stage)
+            loss = self.compute_objectives(outputs, batch, stage)
+        return loss.detach()
+
+    def predict(
+        self,
+        dataset: Any,
+        progressbar: bool | None = None,
+        loader_kwargs: Mapping[str, Any] | None = None,
+        *,
+        checkpoint: Any = "current",
+    ) -> list[Any]:
+        """What `compute_forward` gives for each batch of `dataset`, in order, as a list; leaves the Brain as it was.
+
+        Arguments are those of `evaluate`; the weights are the current ones unless `checkpoint` says otherwise.
+
+        >>> class Doubles(Brain):
+        ...     def compute_forward(self, batch, stage):
+        ...         return 2 * batch
+        >>> Doubles(run_opts={"noprogressbar": True}).predict([torch.ones(1), torch.ones(2)])
+        [tensor([2.]), tensor([2., 2.])]
+        """
+        with self._borrowed_weights(None, None, checkpoint):
+            source = self._source(dataset, Stage.TEST, loader_kwargs)
+            Brain.on_evaluate_start(self)
+            self.modules.eval()
+            with torch.no_grad(), self._progress.bar("test", source.num_batches, 0, self._shows(progressbar)) as bar:
+                predictions = []
+                for batch in self._on_device(source.read(self._run_seed(), 0)):
+                    with self.evaluation_ctx:
+                        predictions.append(self.compute_forward(batch, Stage.TEST))
+                    bar.advance(lambda: 0.0)
+            return predictions
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Machinery that may be overridden
+    # ------------------------------------------------------------------------------------------------------------
+
+    def make_dataloader(
+        self, dataset: Any, stage: Stage, ckpt_prefix: str | None = "dataloader-", **loader_kwargs: Any
+    ) -> DataLoader[Any]:
+        """A loader for a Dataset or a list of items. Its position is kept by the run: `ckpt_prefix` has no effect.
+
+        >>> loader = Brain().make_dataloader([1, 2, 3], Stage.TRAIN, batch_size=2)
+        >>> [batch.tolist() for batch in loader]
+        [[1, 2], [3]]
+        """
+        if hasattr(dataset, "__len__") and len(dataset) == 0:
+            raise ValueError(f"the {stage.name} dataset is empty: it holds no item. Check the manifest and its filters.")
+        return DataLoader(dataset, **loader_kwargs)
+
+    def init_optimizers(self) -> None:
+        """Make `self.optimizer` and `self.optimizers_dict` from `opt_class`; override it for several optimizers.
+
+        Whatever optimizer, scheduler or scaler becomes an attribute of the Brain is saved and recovered by that name.
+        """
+        if self.opt_class is None:
+            return
+        parameters: Any = list(self.modules.parameters())
+        if not parameters:
+            raise ValueError(
+                f"opt_class is given, but the modules ({quoted(self.modules)}) have no parameters to train. Give modules "
+                "with parameters, or opt_class=None to train without an optimizer."
+            )
+        if self._options.remove_vector_weight_decay:
+            parameters = without_vector_decay(parameters)
+        self.optimizer = self.opt_class(parameters)
+        self.optimizers_dict = {"opt_class": self.optimizer}
+
+    def freeze_optimizers(self, optimizers: dict[str, Optimizer]) -> dict[str, Optimizer]:
+        """The optimizers that take part in the coming update; all by default. The gradients of the others are zeroed too."""
+        return optimizers
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Zero the gradients of all optimizers."""
+        for optimizer in self._all_optimizers().values():
+            optimizer.zero_grad(set_to_none)
+
+    def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
+        """A context in which gradients are not exchanged between processes; nothing to do with one process."""
+        return _ALL_ALIKE
+
+    def check_loss_isfinite(self, loss: Tensor) -> None:
+        """For a ``fit_batch`` of your own: count a loss that is not finite, and raise when patience is exhausted.
+
+        Nothing has to call it: an update with a non-finite gradient or loss is skipped and counted in any case.
+        """
+        if not bool(torch.isfinite(loss.detach()).all()):
+            self._run.skip_window(closes=False)
+            self._check_patience()
+
+    def check_gradients(self, loss: Tensor | None = None) -> bool:
+        """For a ``fit_batch`` of your own: whether loss and gradients are finite, so that a step may be made."""
+        finite = loss is None or bool(torch.isfinite(loss.detach()).all())
+        return finite and all(
+            math.isfinite(self._gradients_of(optimizer).norm().item()) for optimizer in self._all_optimizers().values()
+        )
+
+    def update_average(self, loss: Tensor | float, avg_loss: float) -> float:
+        """The running mean `avg_loss` over the batches before, with one more; for loops of your own.
+
+        The Brain's own averages are weighted by `loss_weight` and do not use it.
+        """
+        value = float(loss)
+        return avg_loss + (value - avg_loss) / max(self.step, 1) if math.isfinite(value) else avg_loss
+
+    def print_trainable_parameters(self) -> None:
+        """Log how many parameters there are, and how many of them are trained."""
+        logger.info("%s", self._parameter_line())
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What the run can be asked
+    # ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def run_state(self) -> RunState:
+        """Every counter of the run. To be read."""
+        return self._run
+
+    @property
+    def step(self) -> int:
+        """Batches of the current stage so far, the one in hand included."""
+        return self._run.step if self._eval_step is None else self._eval_step
+
+    @property
+    def optimizer_step(self) -> int:
+        """Updates of the whole run: windows in which some optimizer stepped."""
+        return self._run.optimizer_step
+
+    @optimizer_step.setter
+    def optimizer_step(self, value: int) -> None:  # recipes with a fit_batch of their own count it themselves
+        self._run.optimizer_step = value
+
+    @property
+    def avg_train_loss(self) -> float:
+        """Weighted mean of the open epoch's training loss over the updates made so far."""
+        return self._run.loss.value()
+
+    @property
+    def nonfinite_count(self) -> int:
+        """Updates of the run that were skipped because a loss or gradient was not finite."""
+        return self._run.nonfinite_windows
+
+    @nonfinite_count.setter
+    def nonfinite_count(self, value: int) -> None:
+        self._run.nonfinite_windows = value
+
+    def __getattr__(self, name: str) -> Any:
+        """The value of an option, where neither the Brain nor the user has an attribute of that name."""
+        options = self.__dict__.get("_options")
+        if options is not None and name in RunOptions.names():
+            return getattr(options, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # ------------------------------------------------------------------------------------------------------------
+    # For the checkpointer
+    # ------------------------------------------------------------------------------------------------------------
+
+    def found_recoverables(self) -> dict[str, Any]:
+        """What a checkpoint holds of this Brain, by name: asked anew at each save and load, since hooks may add to it."""
+        found: dict[str, Any] = {"brain": self._state, **dict(self.modules.items())}
+        for name, value in self.__dict__.items():
+            if name not in self._own_names and _has_state(value):
+                found.setdefault(name, value)
+        if self.optimizer is not None:
+            found.setdefault("optimizer", self.optimizer)
+        if self.scaler.is_enabled():
+            found.setdefault("scaler", self.scaler)
+        for name, optimizer in self.optimizers_dict.items():
+            if all(optimizer is not value for value in found.values()):
+                found.setdefault(name, optimizer)
+        return found
+
+    def counters(self) -> dict[str, int]:
+        """Where the run stands, as it is written into a manifest."""
+        fit, epoch, step = self._outer_run.point(self._closing)
+        return {"fit": fit, "epoch": epoch, "step": step, "optimizer_step": self._outer_run.optimizer_step}
+
+    def closes_epoch(self) -> bool:
+        """Whether a checkpoint taken now stands for a closed epoch: in the last hook of it, and between epochs."""
+        return self._closing or self._outer_run.step == 0
+
+    # ------------------------------------------------------------------------------------------------------------
+    # A fit: its number, its start, its epochs
+    # ------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _numbered_fit(self, epoch_counter: Iterable[Any]) -> Iterator[RunState]:
+        """The counters of this fit. An outer fit has a number, and keeps it until it is finished; a fit inside a hook
+        has counters of its own and leaves those of the outer one alone."""
+        if self._depth:
+            kept = self._run, self.should_step, self._eval_step, self._epoch_counter, self._closing
+            kept_rest = self._resumed, self._validate_now, self._updates_before, self._fingerprint
+            self._run, self._closing, self._eval_step, self._resumed = RunState(), False, None, None
+            watch, self._watch = self._watch, OptimizerWatch()
+        self._depth += 1
+        self._epoch_counter = epoch_counter
+        started = False
+        try:
+            if self._depth == 1:
+                if self._profiler is not None:
+                    self._profiler.start()
+                started = True
+            with torch.inference_mode(False), torch.enable_grad():  # a hook of a validation may call fit, inside no_grad
+                yield self._run
+            if self._depth == 1:
+                self._fits_done += 1
+                self._warn_of_unread_keys()
+        except BaseException as error:
+            if self._depth == 1 and self._extensions:
+                self._extensions.on_error(self, error)
+            raise
+        finally:
+            self._depth -= 1
+            if self._depth:
+                self._run, self.should_step, self._eval_step, self._epoch_counter, self._closing = kept
+                self._resumed, self._validate_now, self._updates_before, self._fingerprint = kept_rest
+                self._watch = watch
+            else:
+                self._epoch_counter = None
+                if started and self._profiler is not None:
+                    self._profiler.stop()
+                if self._extensions:
+                    self._extensions.close(self)
+
+    def _settle_in(self, train: BatchSource) -> None:
+        """After on_fit_start: look at what it made and loaded, and say how this fit starts."""
+        self._custom_fit_batch = self._overridden("fit_batch")
+        self._optimizers = self._all_optimizers()
+        self._gradients.clear()
+        self._weighted = self._options.grad_accumulation_factor > 1 or self._world.size > 1
+        before, self._fingerprint = self._fingerprint, train.fingerprint()
+        if self._depth > 1:
+            return
+        if self._ready:
+            self._check_fingerprint(before)
+            return
+        self._ready = True
+        newest = self.checkpointer.newest() if self.checkpointer is not None and self._state.loaded else None
+        if self._seed is None:
+            self._seed = draw_seed()
+        self._say_start(newest)
+        self._save_triggers = self._make_save_triggers()
+        if newest is not None:
+            self._state.restore_generators()
+            if self._run.step > 0:
+                self._resumed = newest
+                self._check_fingerprint(self._loaded_fingerprint or {})
+        self._warn_of_shadowed_options()
+
+    def _open_epochs(self, epoch_counter: Iterable[Any], run: RunState) -> Iterator[Any]:
+        """The epochs that are not closed yet; says so when there is none."""
+        if self._depth == 1:
+            number = self._fits_done
+            if run.fit > number:
+                logger.info("fit %d of this script was finished before the checkpoint was made: nothing to do", number)
+                if hasattr(epoch_counter, "seek"):
+                    epoch_counter.seek(max(epoch_counter.current, epoch_counter.limit))  # type: ignore[attr-defined]
+                return
+            if run.fit < number:
+                run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
+            self._extensions.start(self)
+            for trigger in self._save_triggers:
+                trigger.start(self)
+        else:
+            run.begin_fit(self._fits_done, epoch_start=getattr(epoch_counter, "current", 0))
+        if hasattr(epoch_counter, "seek"):
+            epoch_counter.seek(run.epoch_start + run.epoch)
+            epochs = iter(epoch_counter)
+        else:
+            epochs = islice(epoch_counter, run.epoch, None)
+        limited = self._depth == 1 and self._limit_reached(run)
+        any_open = False
+        while not limited and not (self._options.debug and run.epoch >= self._options.debug_epochs):
+            epoch = next(epochs, epochs)
+            if epoch is epochs:
+                break
+            any_open = True
+            yield epoch
+            limited = self._depth == 1 and self._limit_reached(run)
+        if not any_open:
+            self._say_finished(epoch_counter, run)
+
+    def _replay_resumed(self) -> None:
+        """The open epoch's on_stage_start has been run again, as at the cut epoch's start: what it did to the state is
+        undone by applying the saved state once more, also to what it created."""
+        if self._resumed is not None:
+            assert self.checkpointer is not None
+            self.checkpointer.load_checkpoint(self._resumed)
+            self._resumed = None
+            self._state.restore_generators()
+        self._optimizers = self._all_optimizers()
+
+    def _open_data(self, train: BatchSource) -> tuple[Iterator[Any], Window, int | None]:
+        """The batches from where the run stands, the window over them, and how many there are in the epoch."""
+        run, limit, total = self._run, self._batch_limit(Stage.TRAIN), train.num_batches
+        batches = train.read(self._run_seed(), run.epoch_start + run.epoch, run.step)
+        if limit is not None:
+            batches = islice(batches, max(limit - run.step, 0))
+            total = min(limit, total if total is not None else limit)
+        factor = self._options.grad_accumulation_factor
+        self._updates_before = run.optimizer_step
+        self._watch.clear()
+        if train.num_batches is not None or factor == 1:
+            return self._on_device(batches), Window(factor, last=total), total
+        ahead = Lookahead(batches)
+        return self._on_device(ahead), Window(factor, last=limit, is_last=ahead.is_last), total
+
+    def _run_seed(self) -> int:
+        """The seed of a fit's data order. The first fit's is the seed of the run; later and inner fits derive theirs."""
+        seed = self._seed or 0
+        if self._depth > 1:
+            return derive(seed, "inner", *self._outer_run.point())
+        return seed if self._run.fit <= 0 else derive(seed, "fit", self._run.fit)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # A window whose fit_batch is the user's
+    # ------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """With an overridden fit_batch the optimizers are watched: they know who stepped, whoever wrote the step."""
+        if not self._custom_fit_batch:
+            yield
+            return
+        with self._watch.attached(self._all_optimizers().values()):
+            yield
+
+    def _settle(self, loss: Any, batch: Any, closes: bool) -> bool:
+        """After an overridden fit_batch: record the loss it returned, and judge the window by what the optimizers did.
+
+        Returns whether an update was made or refused, or the window closes: whether there is something to follow up.
+        """
+        run, watch = self._run, self._watch
+        if not run.recorded:
+            run.record(self._returned_loss(loss), self._average_weight(self._weight(batch, Stage.TRAIN)))
+        if run.verdict is None:
+            if watch.refused and not watch.stepped:
+                run.skip_window(closes)
+            elif watch.stepped or closes:
+                counted_by_user = run.optimizer_step != self._updates_before
+                run.commit_window(watch.stepped and not counted_by_user, run.finite_pending(), closes)
+            else:
+                return False
+        self._updates_before = run.optimizer_step
+        watch.clear()
+        self._check_patience()
+        return True
+
+    def _returned_loss(self, loss: Any) -> float | Tensor:
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            return loss.detach()
+        if isinstance(loss, (int, float)):
+            return float(loss)
+        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
+        raise ValueError(f"fit_batch of {type(self).__name__} returned {what}; it must return the loss: a scalar tensor or a number")
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Small matters
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _overridden(self, name: str) -> bool:
+        """Whether the user's class or object has its own method of this name."""
+        method = getattr(self, name)
+        return getattr(method, "__func__", method) is not getattr(Brain, name)
+
+    def _on_device(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self.device.type == "cpu":
+            return batches
+        return (to_device(batch, self.device) for batch in batches)
+
+    def _weight(self, batch: Any, stage: Stage) -> float:
+        weight = self.loss_weight(batch, stage)
+        if isinstance(weight, Tensor) and weight.numel() == 1:
+            weight = weight.item()
+        if not (isinstance(weight, (int, float)) and weight > 0 and math.isfinite(weight)):
+            raise ValueError(
+                f"loss_weight gave {weight!r} for a {stage.name} batch; it must be a positive number: how many items the loss "
+                "is a mean over. Drop batches without items before they come here."
+            )
+        return weight
+
+    def _average_weight(self, weight: float) -> float:
+        return weight if self._options.loss_average == "items" else 1.0
+
+    def _check_loss(self, loss: Any) -> None:
+        """Say what is wrong with a loss that had no backward."""
+        given = f"compute_objectives of {type(self).__name__} returned"
+        if not isinstance(loss, Tensor):
+            raise ValueError(f"{given} a {type(loss).__name__} ({loss!r}); it must return the loss as a tensor, so that gradients can flow") from None
+        if loss.numel() != 1:
+            raise ValueError(
+                f"{given} a tensor of shape {list(loss.shape)}; the loss must be a scalar. Reduce it, for example with "
+                ".mean(), and let loss_weight say how many items that is a mean over."
+            ) from None
+        if not loss.requires_grad:
+            raise ValueError(
+                f"{given} a loss without a graph: nothing in it depends on a parameter that requires a gradient. Look for "
+                ".detach(), .item(), torch.no_grad(), or modules that are all frozen; to train without gradients override "
+                "fit_batch."
+            ) from None
+
+    def _check_patience(self) -> None:
+        run, patience = self._run, self._options.nonfinite_patience
+        if run.nonfinite_in_a_row == 0:
+            return
+        logger.warning(
+            "update skipped: a loss or gradient was not finite (batch %d of the epoch, %d in a row, %d in all)",
+            run.step,
+            run.nonfinite_in_a_row,
+            run.nonfinite_windows,
+        )
+        if run.nonfinite_in_a_row > patience:
+            raise ValueError(
+                f"{run.nonfinite_in_a_row} updates in a row had a loss or gradient that is not finite, more than "
+                f"nonfinite_patience={patience} allows. The weights are those of the last good update. Look at the data of "
+                "these batches, lower the learning rate, or raise nonfinite_patience."
+            )
+
+    def _all_optimizers(self) -> dict[str, Optimizer]:
+        """Every optimizer found on the Brain, by attribute name or by its key in `optimizers_dict`."""
+        found: dict[str, Optimizer] = {}
+        named = [*self.__dict__.items(), *self.optimizers_dict.items()]
+        for name, value in named:
+            if isinstance(value, Optimizer) and all(value is not each for each in found.values()):
+                found[name] = value
+        return found
+
+    def _steppable(self) -> dict[str, Optimizer]:
+        return self.optimizers_dict or self._optimizers
+
+    def _gradients_of(self, optimizer: Optimizer) -> Gradients:
+        gradients = self._gradients.get(id(optimizer))
+        if gradients is None:
+            gradients = self._gradients[id(optimizer)] = Gradients(optimizer)
+        return gradients
+
+    def _zero_all(self) -> None:
+        """The gradients of all optimizers, also of those that are frozen, so that they do not pile up."""
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def _limit_reached(self, run: RunState) -> bool:
+        limit = self._options.optimizer_step_limit
+        return limit is not None and run.optimizer_step >= limit
+
+    def _batch_limit(self, stage: Stage) -> int | None:
+        options = self._options
+        limits = [
+            options.debug_batches if options.debug else None,
+            options.limit_train_batches if stage is Stage.TRAIN else None,
+            options.limit_valid_batches if stage is Stage.VALID else None,
+        ]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _shows(self, progressbar: bool | None) -> bool:
+        wanted = not self._options.noprogressbar if progressbar is None else progressbar
+        return wanted and self._world.is_main
+
+    def _source(self, data: Any, stage: Stage, loader_kwargs: Mapping[str, Any] | None) -> BatchSource:
+        name = f"{stage.name.lower()}_set"
+        options = dict(loader_kwargs or {})
+        if isinstance(data, DataLoader):
+            if options:
+                logger.warning("the loader options %s have no effect: %s is a DataLoader already", sorted(options), name)
+        elif not is_ready(data, options):
+            if not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
+                raise TypeError(f"{name} is a {type(data).__name__}, which a loader cannot read. Give a Dataset.")
+            data = self.make_dataloader(data, stage, **({"ckpt_prefix": None} if stage is not Stage.TRAIN else {}), **options)
+        return source_of(data, name)
+
+    def _compile(self) -> None:
+        """torch.compile in place, module by module: keys, attributes and isinstance stay as they are."""
+        options = self._options
+        keys = options.compile_module_keys if options.compile_module_keys is not None else list(self.modules)
+        if not options.compile:
+            return
+        for key in keys:
+            if key not in self.modules:
+                raise ValueError(f"compile_module_keys names {key!r}; the modules are {quoted(self.modules)}")
+            self.modules[key].compile(
+                mode=options.compile_mode,
+                fullgraph=options.compile_using_fullgraph,
+                dynamic=True if options.compile_using_dynamic_shape_tracing else None,
+            )
+        logger.info("compiled in place at their first call: %s", quoted(keys))
+
+    def _wrap_distributed(self) -> None:
+        """Where DDP will wrap the step; with one process there is nothing to wrap."""
+
+    @contextmanager
+    def _closing_epoch(self, closing: bool) -> Iterator[None]:
+        """Inside, a checkpoint stands for the closed epoch: this hook is the last that it has."""
+        kept, self._closing = self._closing, closing and self._depth == 1
+        try:
+            yield
+        finally:
+            self._closing = kept
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Training modes of all modules, and the count of the stage, come back as they were."""
+        modes = [(module, module.training) for module in self.modules.modules()]
+        kept = self._eval_step
+        try:
+            yield
+        finally:
+            self._eval_step = kept
+            for module, training in modes:
+                module.training = training
+
+    @contextmanager
+    def _borrowed_weights(self, max_key: str | None, min_key: str | None, checkpoint: Any) -> Iterator[None]:
+        """Inside, the weights may be those of a checkpoint; weights, modes and generators come back afterwards."""
+        if max_key is not None and min_key is not None:
+            raise ValueError(f"evaluate was given max_key={max_key!r} and min_key={min_key!r}; give one of them")
+        self._checkpoint_choice = checkpoint
+        own_loading = self._overridden("on_evaluate_start")
+        weights = self._weights() if (self.checkpointer is not None and checkpoint != "current") or own_loading else []
+        only_weights = nullcontext() if self.checkpointer is None else self.checkpointer.weights_only()
+        with self._as_it_was(), preserved_generators(), only_weights:
+            try:
+                yield
+            finally:
+                self._checkpoint_choice = None
+                for module, state in weights:
+                    module.load_state_dict(state)
+
+    def _weights(self) -> list[tuple[torch.nn.Module, dict[str, Any]]]:
+        """A copy of every module that loading a checkpoint could change."""
+        registered = () if self.checkpointer is None else self.checkpointer.recoverables.values()
+        found = [*self.modules.values(), *self.found_recoverables().values(), *registered]
+        modules = {id(each): each for each in found if isinstance(each, torch.nn.Module)}
+        return [
+            (module, {k: v.clone() if isinstance(v, Tensor) else v for k, v in module.state_dict().items()})
+            for module in modules.values()
+        ]
+
+    def _choose_checkpoint(self, max_key: str | None, min_key: str | None) -> Any:
+        """What `evaluate` should load: a checkpoint, a path, or None for the current weights; says which."""
+        choice, checkpointer = self._checkpoint_choice, self.checkpointer
+        if choice == "current":
+            return None
+        if checkpointer is None:
+            if choice is not None:
+                raise ValueError(f"checkpoint={choice!r} needs a Brain with a checkpointer; this one has none")
+            return None
+        if choice is not None and choice not in ("best", "last"):
+            logger.info("evaluating with the weights of %s", choice)
+            return choice
+        criterion = checkpointer.declared_criterion()
+        if max_key is not None or min_key is not None:
+            found = checkpointer.find_checkpoint(max_key=max_key, min_key=min_key)
+            why = f"{'largest' if max_key else 'smallest'} {max_key or min_key}"
+        elif choice != "last" and criterion is not None:
+            order, key = criterion
+            found = checkpointer.find_checkpoint(**{f"{order}_key": key})
+            why = f"{'largest' if order == 'max' else 'smallest'} {key}"
+        elif choice == "best":
+            raise ValueError(
+                "checkpoint='best' needs a criterion, and none was declared: save with save_and_keep_only(..., "
+                "min_keys=[...]) or max_keys=[...], or give evaluate a max_key or min_key"
+            )
+        else:
+            found, why = checkpointer.newest(), "newest"
+        if found is None:
+            logger.info("evaluating with the current weights: there is no checkpoint in %s", checkpointer.checkpoints_dir)
+        else:
+            logger.info("evaluating with the weights of %s (%s)", found.path, why)
+        return found
+
+    def _attach_checkpointer(self) -> None:
+        if self.checkpointer is None:
+            return
+        if self._options.debug and not self._options.debug_persistently:
+            self.checkpointer.checkpoints_dir = tempfile.mkdtemp(prefix="brainlib-debug-")
+            logger.info("debug: checkpoints go to %s", self.checkpointer.checkpoints_dir)
+        self.checkpointer.attach(self)
+
+    def _make_save_triggers(self) -> list[Trigger]:
+        if self.checkpointer is None:
+            return []
+        minutes, updates = self._options.ckpt_interval_minutes, self._options.ckpt_interval_steps
+        return [
+            *([as_trigger((minutes * 60, "seconds"))] if minutes else []),
+            *([as_trigger((updates, "step"))] if updates else []),
+        ]
+
+    def _own_extensions(self) -> Sequence[Extension]:
+        every = self._options.valid_interval_steps
+        if not every:
+            return ()
+
+        @make_extension(trigger=(every, "step"), name="mid_epoch_validation", priority=300)
+        def validate(brain: Brain) -> None:
+            if brain._run.step:  # an epoch that closes has just been validated
+                brain._validate_now()
+
+        return (validate,)
+
+    def _check_fingerprint(self, before: Mapping[str, int]) -> None:
+        """Inside an epoch, a position means the same only in the same data."""
+        run, now = self._run, self._fingerprint
+        if run.step and run.fit == self._fits_done and dict(before) != now:
+            raise ValueError(
+                f"the training data changed in the middle of epoch {run.epoch + 1} of fit {run.fit} (batch {run.step} was the "
+                f"last): it had {dict(before)}, now it has {now}. Go on with the same data and batch size, or start a new "
+                "output folder from these weights."
+            )
+
+    def _parameter_line(self) -> str:
+        parameters = list(self.modules.parameters())
+        total = sum(param.numel() for param in parameters)
+        trained = sum(param.numel() for param in parameters if param.requires_grad)
+        return f"{trained:,} trainable of {total:,} parameters"
+
+    def _say_start(self, newest: Checkpoint | None) -> None:
+        options, run = self._options, self._run
+        clip = "no clipping" if options.max_grad_norm is None else f"gradients clipped to norm {options.max_grad_norm:g}"
+        differing = ", ".join(f"{name}={value!r}" for name, value in options.differing().items())
+        logger.info(
+            "%s on %s in %s; %s; seed %s%s",
+            self._parameter_line(),
+            self.device,
+            options.precision,
+            clip,
+            self._seed,
+            f"; options: {differing}" if differing else "",
+        )
+        if newest is not None:
+            where = f"epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"{run.epoch} epochs closed"
+            logger.info("resumed from %s: fit %d, %s, update %d", newest.path, run.fit, where, run.optimizer_step)
+        elif self.checkpointer is not None:
+            logger.info("starting from scratch: there is no checkpoint in %s", self.checkpointer.checkpoints_dir)
+
+    def _say_finished(self, epoch_counter: Any, run: RunState) -> None:
+        if self._limit_reached(run):
+            logger.info("nothing to do: the run has made its %d updates (optimizer_step_limit)", run.optimizer_step)
+        elif hasattr(epoch_counter, "limit"):
+            logger.info(
+                "nothing to do: the epoch counter stands at %s of %s. Raise its limit, or give fit a new counter, to train on.",
+                epoch_counter.current,
+                epoch_counter.limit,
+            )
+        elif run.epoch:
+            logger.info("nothing to do: fit %d is finished, all its %d epochs are closed", run.fit, run.epoch)
+        else:
+            logger.warning("nothing to do: %r holds no epoch", epoch_counter)
+
+    def _warn_of_shadowed_options(self) -> None:
+        for name in RunOptions.names():
+            if name in self.__dict__ and name not in self._own_names and self.__dict__[name] != getattr(self._options, name):
+                logger.warning(
+                    "the attribute %s = %r of your Brain is your own: the option %s stays %r. To change the option, pass "
+                    "run_opts={%r: ...}.",
+                    name,
+                    self.__dict__[name],
+                    name,
+                    getattr(self._options, name),
+                    name,
+                )
+
+    def _warn_of_unread_keys(self) -> None:
+        pairs = RunOptions.resembling(self.hparams.unread())
+        if pairs:
+            listed = ", ".join(f"{key!r} (did you mean {option!r}?)" for key, option in pairs)
+            self._say_once("unread", f"nothing read these keys of hparams, which look like options: {listed}")
+
+    def _say_once(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            logger.warning("%s", message)
+
+
+def _module_dict(modules: Mapping[str, torch.nn.Module] | None) -> torch.nn.ModuleDict:
+    for name, module in (modules or {}).items():
+        if not isinstance(module, torch.nn.Module):
+            raise ValueError(f"modules[{name!r}] is a {type(module).__name__}; it must be a torch.nn.Module")
+    return torch.nn.ModuleDict(dict(modules or {}))
+
+
+def _seed_of(hparams: Mapping[str, Any]) -> int | None:
+    seed = hparams.get("seed")
+    if seed is None:
+        return last_seed()
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"the hparams key 'seed' is {seed!r}; it must be an integer, 0 or more")
+    return seed
+
+
+def _has_state(value: Any) -> bool:
+    """Whether an attribute of the Brain has state that a checkpoint can hold."""
+    if isinstance(value, torch.Generator):
+        return True
+    return not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _plain_epoch(epoch: Any) -> dict[str, Any]:
+    return {"epoch": epoch} if isinstance(epoch, (int, float, str)) else {}

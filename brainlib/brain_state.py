@@ -1,0 +1,108 @@
+"""What a checkpoint holds of a Brain beside its modules, optimizers and schedulers: the one list of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from brainlib.common.logs import logger
+from brainlib.seeding import generator_states, set_generator_states
+
+if TYPE_CHECKING:
+    from brainlib.brain import Brain
+
+__all__ = ["BrainState"]
+
+_VERSION = 1
+
+
+class BrainState:
+    """The Brain's own entry in a checkpoint: counters, generators, pending gradients, the views of the counters.
+
+    Generators are put back by `restore_generators`, which the Brain calls last: loading other objects may draw.
+    """
+
+    def __init__(self, brain: Brain) -> None:
+        self._brain = brain
+        self._generators: dict[str, Any] | None = None
+        self.saved_point: tuple[int, int, int] | None = None  # of the newest checkpoint this process wrote or read
+        self.loaded = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as it will be at the resume point that a checkpoint taken now carries."""
+        brain = self._brain
+        run, closed = brain._outer_run, brain._closing
+        self.saved_point = run.point(closed)
+        return {
+            "version": _VERSION,
+            "seed": brain._seed,
+            "run": run.state_dict(closed),
+            "data": brain._fingerprint,
+            "epoch_counter": _state_of(brain._epoch_counter),
+            "extensions": brain._extensions.state_dict(),
+            "gradients": {} if closed else pending_gradients(brain),
+            "extra": brain.get_extra_state(),
+            "generators": generator_states(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put it back; unknown versions and keys are refused before anything moves."""
+        brain = self._brain
+        if state.get("version") != _VERSION:
+            raise ValueError(
+                f"the state of the Brain in this checkpoint has version {state.get('version')!r}; this brainlib reads "
+                f"version {_VERSION}. Continue the run with the brainlib that wrote it, or start from its weights alone."
+            )
+        brain._outer_run.load_state_dict(state["run"])
+        if brain._seed is not None and state["seed"] != brain._seed:
+            logger.warning(
+                "the checkpoint was made with seed %s, this start asks for seed %s: going on with %s, so that the run stays the same",
+                state["seed"],
+                brain._seed,
+                state["seed"],
+            )
+        brain._seed = state["seed"]
+        brain._loaded_fingerprint = state["data"]
+        if state["epoch_counter"] is not None and hasattr(brain._epoch_counter, "load_state_dict"):
+            brain._epoch_counter.load_state_dict(state["epoch_counter"])
+        brain._extensions.load_state_dict(state["extensions"])
+        put_gradients(brain, state["gradients"])
+        brain.set_extra_state(state["extra"])
+        self._generators = state["generators"]
+        self.saved_point = brain._outer_run.point()
+        self.loaded = True
+
+    def restore_generators(self) -> None:
+        """Put the generators back where the checkpoint found them; nothing to do without a loaded one."""
+        if self._generators is not None:
+            set_generator_states(self._generators)
+
+
+def _state_of(counter: Any) -> Any:
+    return counter.state_dict() if hasattr(counter, "state_dict") else None
+
+
+def _named_parameters(brain: Brain) -> dict[str, Any]:
+    """Every parameter that may hold a pending gradient: of the modules, and what only an optimizer knows."""
+    named = dict(brain.modules.named_parameters())
+    known = {id(param) for param in named.values()}
+    for name, optimizer in brain._all_optimizers().items():
+        for g, group in enumerate(optimizer.param_groups):
+            for p, param in enumerate(group["params"]):
+                if id(param) not in known:
+                    named[f"{name}/{g}/{p}"] = param
+                    known.add(id(param))
+    return named
+
+
+def pending_gradients(brain: Brain) -> dict[str, Tensor]:
+    """The gradients there are, by name; stale ones too, because an overridden ``fit_batch`` may lean on them."""
+    return {name: param.grad for name, param in _named_parameters(brain).items() if param.grad is not None}
+
+
+def put_gradients(brain: Brain, gradients: dict[str, Tensor]) -> None:
+    """Gradients as they were; parameters without one have none."""
+    for name, param in _named_parameters(brain).items():
+        grad = gradients.get(name)
+        param.grad = None if grad is None else grad.to(device=param.device, dtype=param.dtype, copy=True)

@@ -1,0 +1,295 @@
+"""What a checkpoint says about itself: ``manifest.json``, written last, so that a folder without one is no checkpoint.
+
+It holds the size and SHA-256 of every file, and its own: a torn or altered manifest is seen as such.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.metadata import restore_nonfinite, without_nonfinite
+from brainlib.common.errors import nearest, quoted
+
+__all__ = [
+    "AUTOMATIC",
+    "MANIFEST",
+    "REASONS",
+    "Checkpoint",
+    "FileSum",
+    "Saved",
+    "environment",
+    "from_bytes",
+    "read",
+    "to_bytes",
+]
+
+MANIFEST = "manifest.json"
+FORMAT = "brainlib-checkpoint"
+VERSION = 1  # raised when an older reader would misread what a newer writer wrote
+LARGEST_MANIFEST = 1 << 26  # bytes; real ones are a few kilobytes, a larger one is not read into memory
+
+# Why a checkpoint was made. "user": by the user's own call. "epoch" and "end": the trainer, at a closed epoch and at the
+# end of fit. "timed" and "signal": the trainer, inside an epoch. "error": a snapshot of a run that failed.
+REASONS = ("user", "epoch", "end", "timed", "signal", "error")
+AUTOMATIC = ("epoch", "end", "timed", "signal")  # of these the newest is kept; the user's go by the user's rules
+
+
+@dataclass(frozen=True)
+class FileSum:
+    """The size in bytes and the SHA-256 of a file.
+
+    >>> FileSum(5, "2cf24dba").size
+    5
+    """
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """How one object was saved.
+
+    Args:
+        kind: "module", "optimizer", …; "hook" when the object wrote its own files.
+        path: Its file in the checkpoint's folder, or what its hook was given to write to.
+        files: All files that belong to it, with "/" between folders.
+        class_name: The object's class, for people and error messages; never used to make an object.
+
+    >>> Saved("module", "model.pt", ("model.pt",), "torch.nn.modules.linear.Linear").kind
+    'module'
+    """
+
+    kind: str
+    path: str
+    files: tuple[str, ...]
+    class_name: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on the disk. Two are equal when they are the same folder and commit.
+
+    Args:
+        path: Its folder.
+        meta: What the user noted at the save; nothing of ours is mixed in.
+        commit: Orders all checkpoints of a folder, whatever the clock says; grows with every save.
+        reason: Why it was made, one of `REASONS`.
+        name: The name it was saved under; None for an unnamed one.
+        end_of_epoch: Whether its epoch was closed.
+        counters: The trainer's counters (fit, epoch, step, optimizer_step); empty without a trainer.
+        time: Seconds since 1970 by the clock of that machine; for people, nothing is decided by it.
+        criterion: ("min" or "max", metric) where the save declared what "best" means.
+        recoverables: How each object was saved, by name.
+        files: The size and sum of every file, by its path inside the folder.
+        environment: What exactness depends on: the torch build, the CPU type, the number of threads, …
+        world_size: The number of processes of that run.
+
+    >>> import tempfile
+    >>> from brainlib.checkpoint import Checkpointer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+    ...     checkpoint = checkpointer.save_checkpoint(meta={"loss": 0.5})
+    >>> checkpoint.path.name, checkpoint.meta, checkpoint.commit, checkpoint.reason
+    ('commit-00000001', {'loss': 0.5}, 1, 'user')
+    """
+
+    path: Path
+    meta: dict[str, Any] = field(compare=False)
+    commit: int
+    reason: str = "user"
+    name: str | None = None
+    end_of_epoch: bool = True
+    counters: dict[str, int] = field(default_factory=dict, compare=False)
+    time: float = 0.0
+    criterion: tuple[str, str] | None = None
+    recoverables: dict[str, Saved] = field(default_factory=dict, compare=False)
+    files: dict[str, FileSum] = field(default_factory=dict, compare=False)
+    environment: dict[str, Any] = field(default_factory=dict, compare=False)
+    world_size: int = 1
+
+    @property
+    def paramfiles(self) -> dict[str, Path]:
+        """The file of each object, by the object's name (SpeechBrain's word)."""
+        return {name: self.path / saved.path for name, saved in self.recoverables.items()}
+
+    def saved(self, name: str) -> Saved:
+        """How the object `name` was saved.
+
+        Raises:
+            CheckpointError: It is not in this checkpoint; the message lists what is.
+        """
+        if name not in self.recoverables:
+            raise CheckpointError(
+                f"{self.path} holds nothing named {name!r}; it holds {quoted(self.recoverables)}."
+                + nearest(name, self.recoverables)
+            )
+        return self.recoverables[name]
+
+    def at(self, path: Path) -> Checkpoint:
+        """The same checkpoint in another place."""
+        return replace(self, path=path)
+
+
+def to_bytes(checkpoint: Checkpoint) -> bytes:
+    """The manifest's text, its own sum included; strict JSON.
+
+    >>> b"NaN" in to_bytes(Checkpoint(Path("a"), {"loss": float("nan")}, 1))
+    False
+    """
+    meta, nonfinite = without_nonfinite(checkpoint.meta)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "commit": checkpoint.commit,
+        "name": checkpoint.name,
+        "reason": checkpoint.reason,
+        "end_of_epoch": checkpoint.end_of_epoch,
+        "counters": checkpoint.counters,
+        "meta": meta,
+        "meta_nonfinite": nonfinite,
+        "criterion": list(checkpoint.criterion) if checkpoint.criterion else None,
+        "time": checkpoint.time,
+        "world_size": checkpoint.world_size,
+        "environment": checkpoint.environment,
+        "recoverables": {
+            name: {"kind": s.kind, "path": s.path, "files": list(s.files), "class": s.class_name}
+            for name, s in checkpoint.recoverables.items()
+        },
+        "files": {name: {"size": s.size, "sha256": s.sha256} for name, s in checkpoint.files.items()},
+    }
+    content["sha256"] = _sum(content)
+    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+
+
+def from_bytes(data: bytes, path: Path) -> Checkpoint:
+    """The checkpoint that a manifest describes.
+
+    Args:
+        data: The manifest's bytes.
+        path: The checkpoint's folder.
+
+    Raises:
+        DamagedCheckpointError: It is torn or altered.
+        CheckpointError: A newer brainlib wrote it.
+
+    >>> from_bytes(to_bytes(Checkpoint(Path("a"), {"loss": float("nan")}, 7)), Path("b")).meta
+    {'loss': nan}
+    >>> from_bytes(b'{"format": "brainlib-che', Path("b"))
+    Traceback (most recent call last):
+    brainlib.checkpoint.errors.DamagedCheckpointError: its manifest.json is torn
+    """
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpointError(f"its {MANIFEST} is torn") from error
+    if not isinstance(content, dict) or content.pop("sha256", None) != _sum(content):
+        raise DamagedCheckpointError(f"its {MANIFEST} is not what was written (its sum differs)")
+    if content.get("format") != FORMAT:
+        raise DamagedCheckpointError(f"its {MANIFEST} is of another format ({content.get('format')!r})")
+    if not isinstance(content.get("version"), int) or content["version"] > VERSION:
+        raise CheckpointError(
+            f"its {MANIFEST} has format version {content.get('version')!r} and this brainlib reads up to {VERSION}; "
+            "a newer brainlib wrote it"
+        )
+    try:
+        checkpoint = Checkpoint(
+            path=path,
+            meta=restore_nonfinite(content["meta"], content["meta_nonfinite"]),
+            commit=int(content["commit"]),
+            reason=str(content["reason"]),
+            name=content["name"],
+            end_of_epoch=bool(content["end_of_epoch"]),
+            counters={str(key): int(value) for key, value in content["counters"].items()},
+            time=float(content["time"]),
+            criterion=(content["criterion"][0], content["criterion"][1]) if content["criterion"] else None,
+            recoverables={
+                name: Saved(s["kind"], _inside(s["path"]), tuple(_inside(file) for file in s["files"]), s["class"])
+                for name, s in content["recoverables"].items()
+            },
+            files={_inside(name): FileSum(int(s["size"]), str(s["sha256"])) for name, s in content["files"].items()},
+            environment=dict(content["environment"]),
+            world_size=int(content["world_size"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DamagedCheckpointError(f"its {MANIFEST} lacks something or holds a wrong type ({error!r})") from error
+    for name, saved in checkpoint.recoverables.items():
+        if not set(saved.files) <= set(checkpoint.files):
+            raise DamagedCheckpointError(f"its {MANIFEST} gives no sums for the files of {name!r}")
+    return checkpoint
+
+
+def read(folder: Path) -> Checkpoint:
+    """Reads the manifest of a checkpoint's folder.
+
+    Raises:
+        DamagedCheckpointError: There is none, or it is torn or altered.
+
+    >>> read(Path("/nowhere"))
+    Traceback (most recent call last):
+    brainlib.checkpoint.errors.DamagedCheckpointError: it has no manifest.json
+    """
+    try:
+        with open(folder / MANIFEST, "rb") as file:
+            data = file.read(LARGEST_MANIFEST + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedCheckpointError(f"it has no {MANIFEST}") from error
+    except OSError as error:
+        raise DamagedCheckpointError(f"its {MANIFEST} cannot be read ({error})") from error
+    if len(data) > LARGEST_MANIFEST:
+        raise DamagedCheckpointError(f"its {MANIFEST} is larger than {LARGEST_MANIFEST} bytes")
+    return from_bytes(data, folder)
+
+
+def _sum(content: dict[str, Any]) -> str:
+    """The sum of all but the sum: sorted keys, no spaces, so that indentation and order play no part."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _inside(name: Any) -> str:
+    """A file name that stays inside the checkpoint's folder, whoever wrote the manifest."""
+    pure = PurePosixPath(name)
+    if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
+        raise ValueError(f"{name!r} points outside the checkpoint")
+    return str(name)
+
+
+@functools.cache
+def _versions() -> dict[str, Any]:
+    try:
+        own = importlib.metadata.version("brainlib")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        own = "unknown"
+    return {
+        "brainlib": own,
+        "torch": torch.__version__,
+        "torch_build": torch.version.git_version,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What exactness depends on and this layer knows: versions, the CPU type, the number of threads.
+
+    >>> environment()["threads"] == torch.get_num_threads()
+    True
+    """
+    return {**_versions(), "threads": torch.get_num_threads()}
+
+
+def now() -> float:
+    """The wall clock in seconds, for people."""
+    return time.time()

@@ -1,0 +1,222 @@
+"""What a state may hold, and how it becomes a file that the safe loader reads back.
+
+A state is what `state_dict()` returned. It is refused before a byte is written when it holds something that
+``torch.load(weights_only=True)`` would not give back: better at the first save than at the resume after a night of training.
+States without tensors are JSON, so that people can read them; all others are ``torch.save`` files.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections import Counter, OrderedDict
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from brainlib.checkpoint.errors import CheckpointError
+from brainlib.common.files import SummedFile
+
+__all__ = ["as_json", "clone", "read_state", "refuse_unsafe", "tidy", "write_torch"]
+
+# Exactly these types; a subclass may carry anything. (Seen to pass the safe loader of torch 2.14.)
+SAFE_LEAVES = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device}
+)
+SAFE_HOLDERS = frozenset({dict, OrderedDict, Counter, list, tuple, set})
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+HINTS = {
+    "numpy": "numpy values: float(x), int(x), x.tolist() or torch.from_numpy(x)",
+    "datetime": "times: x.isoformat() or x.timestamp()",
+    "collections": "a deque or defaultdict: list(x) or dict(x)",
+    "pathlib": "paths: str(x)",
+    "builtins": "functions and classes are code, not state: leave them out; a frozenset or range: list(x)",
+}
+
+
+def tidy(state: Any, where: str) -> Any:
+    """The state with ``numpy.float64`` as `float` (same bits; schedules computed with numpy leave them in a learning rate).
+
+    Args:
+        state: What `state_dict()` returned; it is left alone.
+        where: How an error names the object, such as ``recoverable 'optimizer' (torch.optim.adam.Adam)``.
+
+    Returns:
+        The same object where nothing had to change.
+
+    Raises:
+        CheckpointError: Something in the state could not be read back; the message names its place and class.
+
+    >>> import numpy
+    >>> tidy({"lr": numpy.float64(0.5)}, "recoverable 'schedule'")
+    {'lr': 0.5}
+    >>> tidy({"seen": [range(3)]}, "recoverable 'schedule'")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    brainlib.checkpoint.errors.CheckpointError: recoverable 'schedule': state['seen'][0] is a builtins.range, ...
+    """
+    return _tidy(state, where, "state", set())
+
+
+def _tidy(value: Any, where: str, place: str, above: set[int]) -> Any:
+    kind = type(value)
+    if kind in SAFE_LEAVES:
+        return value
+    if kind in PLAIN_TENSORS:
+        # Attributes that somebody set on a tensor are pickled with it.
+        if value.layout is not torch.strided or value.is_quantized or getattr(value, "__dict__", None):
+            _try_alone(value, where, place)
+        return value
+    if kind is np.float64:
+        return float(value)
+    if kind not in SAFE_HOLDERS:
+        _try_alone(value, where, place)
+        return value
+    if id(value) in above:
+        raise CheckpointError(f"{where}: {place} contains itself; a state is a tree of numbers, strings and tensors")
+    above.add(id(value))
+    tidied: Any = value
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) not in SAFE_LEAVES:
+                _tidy(key, where, f"the key {key!r} of {place}", above)
+            new = _tidy(item, where, f"{place}[{key!r}]", above)
+            if new is not item:
+                if tidied is value:
+                    tidied = copy.copy(value)  # keeps the class and, on an OrderedDict, the attributes
+                tidied[key] = new
+    else:
+        items = list(value)
+        new_items = [_tidy(item, where, f"{place}[{i}]", above) for i, item in enumerate(items)]
+        if any(new is not item for new, item in zip(new_items, items, strict=True)):
+            tidied = kind(new_items)
+    above.discard(id(value))
+    return tidied
+
+
+def _try_alone(value: Any, where: str, place: str) -> None:
+    """A type that is not known to be safe is saved and read back by itself."""
+    buffer = BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, map_location="cpu", weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError, ValueError, RecursionError, ImportError) as error:
+        kind = type(value)
+        hint = HINTS.get(kind.__module__.partition(".")[0])
+        raise CheckpointError(
+            f"{where}: {place} is a {kind.__module__}.{kind.__qualname__}, which the safe loader "
+            "(torch.load(weights_only=True)) would not read back, so it is not saved. Let state_dict() return numbers, "
+            "strings, lists, dicts and tensors"
+            + (f" ({hint})" if hint else "")
+            + ", or give the object its own hooks with custom_save_hook and custom_load_hook"
+        ) from error
+
+
+def as_json(state: Any) -> bytes | None:
+    """The state as JSON when JSON gives back exactly the same, types included; else None.
+
+    >>> as_json({"current": 3})
+    b'{"current": 3}'
+    >>> as_json({"betas": (0.9, 0.98)}) is None  # a tuple would come back as a list
+    True
+    """
+    return json.dumps(state).encode() if _json_exact(state) else None
+
+
+def _json_exact(value: Any) -> bool:
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return True
+    if kind is float:
+        return math.isfinite(value)
+    if kind is list:
+        return all(_json_exact(item) for item in value)
+    return kind is dict and all(type(key) is str and _json_exact(item) for key, item in value.items())
+
+
+def write_torch(state: Any, file: SummedFile) -> None:
+    """Writes the state with ``torch.save``, every byte through our own file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with SummedFile(Path(folder, "a.pt")) as file:
+    ...         write_torch({"weight": torch.ones(2)}, file)
+    ...     read_state(file.path)
+    {'weight': tensor([1., 1.])}
+    """
+    torch.save(state, file)  # type: ignore[arg-type]  # needs no more of a file than write and flush
+
+
+def refuse_unsafe(path: Path, where: str) -> None:
+    """The last word before a file counts: the bytes as they are name nothing that the safe loader refuses.
+
+    Raises:
+        CheckpointError: They do; `tidy` should have seen it, so this is for types that pickle in a way of their own.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"weight": torch.ones(2)}, f"{folder}/a.pt")
+    ...     refuse_unsafe(Path(folder, "a.pt"), "recoverable 'a'")
+    """
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    if unsafe:
+        raise CheckpointError(
+            f"{where}: its state needs {', '.join(sorted(unsafe))}, which the safe loader "
+            "(torch.load(weights_only=True)) would not read back, so it is not saved"
+        )
+
+
+def read_state(path: Path) -> Any:
+    """Reads a file that `as_json` or `write_torch` made, tensors on the CPU; never runs code from it.
+
+    Raises:
+        CheckpointError: The safe loader refuses what the file holds; the message says what.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.json").write_text('{"current": 3}')
+    ...     read_state(Path(folder, "a.json"))
+    {'current': 3}
+    """
+    if path.suffix == ".json":
+        return json.loads(path.read_bytes())
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines()
+        told = next((line.strip() for line in reason if "GLOBAL" in line), reason[0] if reason else repr(error))
+        raise CheckpointError(
+            f"{path} cannot be read by the safe loader (torch.load(weights_only=True)): {told} If you wrote it and "
+            "trust it, allow its class with torch.serialization.add_safe_globals before loading"
+        ) from error
+
+
+def clone(state: Any) -> Any:
+    """A copy of a state that shares nothing with the live objects, its tensors on the CPU.
+
+    >>> weight = torch.ones(2)
+    >>> copied = clone({"weight": weight})
+    >>> _ = weight.zero_()
+    >>> copied
+    {'weight': tensor([1., 1.])}
+    """
+    if isinstance(state, torch.Tensor):
+        if torch.nn.parameter.is_lazy(state):  # a lazy parameter has no numbers yet
+            return state
+        held = state.detach()
+        return held.to("cpu") if held.device.type != "cpu" else held.clone()
+    kind = type(state)
+    if kind is dict or kind is OrderedDict:
+        copied = copy.copy(state)
+        for key, item in state.items():
+            copied[key] = clone(item)
+        return copied
+    if kind is list or kind is tuple:
+        return kind(clone(item) for item in state)
+    return state if kind in SAFE_LEAVES and kind is not bytearray else copy.deepcopy(state)

@@ -1,0 +1,372 @@
+"""A folder of checkpoints, each of which is there completely or not at all.
+
+A commit: a temporary folder beside the final name → every file written and synced → the manifest last → the temporary
+folder synced → one rename → the parent folder synced. A checkpoint is removed by the same trick backwards: one rename, then
+the files. So at every instant what has a final name is complete, and what a killed process left behind is seen by its name.
+
+The store knows bytes, names and sums; what the files mean is not its business.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from brainlib.checkpoint import manifest
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.manifest import MANIFEST, Checkpoint, FileSum
+from brainlib.common.files import DISK, Disk, SummedFile, make_folder, remove_tree, sha256_of
+from brainlib.common.logs import logger
+
+__all__ = ["Draft", "Store", "check_name"]
+
+WRITING = ".writing-"  # a commit that is not finished
+DELETING = ".deleting-"  # a checkpoint that is on its way out
+OURS = re.compile(r"(step|commit)-\d{8,}(-\d+)?|CKPT\+.+")  # the final names that the store gives
+FOREIGN = "CKPT.yaml"  # what SpeechBrain writes where we have a manifest
+IDLE_SECONDS = 3600.0  # another machine's temporary in which nothing was written for so long has no writer any more
+NAME_BYTES = 200  # file systems allow 255 for a name; suffixes of ours need a few
+
+
+def check_name(name: str, what: str) -> str:
+    """Refuses a name that could not be a file's, or that would lead out of its folder.
+
+    Args:
+        name: What the user gave.
+        what: What it names, for the error.
+
+    Raises:
+        CheckpointError: It is not a plain file name.
+
+    >>> check_name("dataloader-TRAIN", "a recoverable")
+    'dataloader-TRAIN'
+    >>> check_name("a/b", "a checkpoint")
+    Traceback (most recent call last):
+    brainlib.checkpoint.errors.CheckpointError: 'a/b' cannot be the name of a checkpoint: it holds '/'; letters, digits, '-', '_', '.' and '=' are fine
+    """
+    wrong = ""
+    if not isinstance(name, str) or not name:
+        wrong = "it is empty" if name == "" else "it is no string"
+    elif found := next((part for part in ("/", "\\", "..") if part in name), None):
+        wrong = f"it holds {found!r}"
+    elif any(ord(letter) < 32 for letter in name):
+        wrong = "it holds a control character"
+    elif name.startswith("."):
+        wrong = "it begins with a dot"
+    elif len(name.encode(errors="surrogatepass")) > NAME_BYTES:
+        wrong = f"it is longer than {NAME_BYTES} bytes"
+    if wrong:
+        raise CheckpointError(
+            f"{name!r} cannot be the name of {what}: {wrong}; letters, digits, '-', '_', '.' and '=' are fine"
+        )
+    return name
+
+
+class Draft:
+    """A checkpoint that is being written, in its temporary folder; only `Store.commit` makes one.
+
+    >>> import tempfile
+    >>> store = Store(tempfile.mkdtemp())
+    >>> with store.draft() as draft:
+    ...     with draft.file("a.txt") as file:
+    ...         _ = file.write(b"hello")
+    ...     checkpoint = store.commit(draft, Checkpoint(draft.path, {}, 0), "step-00000001")
+    >>> checkpoint.path.name, list(checkpoint.files)
+    ('step-00000001', ['a.txt'])
+    """
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self.files: dict[str, FileSum] = {}
+        self.committed = False
+        self._disk = disk
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[SummedFile]:
+        """A new file of the draft, to be written front to back; synced when left."""
+        with SummedFile(self.path / name, self._disk) as file:
+            yield file
+        self.files[name] = FileSum(file.size, file.sha256)
+
+    def adopt(self) -> list[str]:
+        """Takes in the files that somebody else wrote into the folder since, syncs them, and returns their names.
+
+        Raises:
+            CheckpointError: There is a link or something else that is no file among them.
+        """
+        new: list[str] = []
+        folders = [self.path]
+        while folders:
+            folder = folders.pop()
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                name = Path(entry.path).relative_to(self.path).as_posix()
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif not entry.is_file(follow_symlinks=False):
+                    raise CheckpointError(f"{name} is no regular file; a checkpoint holds its bytes itself, so links cannot be kept")
+                elif name not in self.files:
+                    fd = os.open(entry.path, os.O_RDONLY)
+                    try:
+                        self._disk.fsync(fd)
+                    finally:
+                        self._disk.close(fd)
+                    self.files[name] = FileSum(entry.stat(follow_symlinks=False).st_size, sha256_of(entry.path))
+                    new.append(name)
+            if folder != self.path:
+                self._disk.fsync_dir(folder)
+        return new
+
+
+class Store:
+    """The checkpoints of one folder. Making one touches no disk.
+
+    Args:
+        folder: Where the checkpoints are; created by the first commit.
+        disk: What it writes through.
+
+    >>> Store("/nowhere/yet").list()
+    []
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], disk: Disk = DISK) -> None:
+        self.folder = Path(folder)
+        self.damaged: dict[str, str] = {}  # folder name → what is wrong, as of the last `list`
+        self._disk = disk
+        self._known: dict[str, tuple[tuple[int, ...], Checkpoint]] = {}  # folder name → manifest's stat, content
+        self._scanned = False
+        self._last_commit = 0
+        self._said: set[tuple[str, str]] = set()
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def list(self) -> list[Checkpoint]:
+        """All checkpoints with an intact manifest, the newest commit first; warns once of each that has none.
+
+        A manifest is read once and remembered for as long as its file is the same.
+        """
+        known: dict[str, tuple[tuple[int, ...], Checkpoint]] = {}
+        damaged: dict[str, str] = {}
+        try:
+            entries = list(os.scandir(self.folder))
+        except FileNotFoundError:
+            entries = []
+        for entry in entries:
+            name = entry.name
+            if name.startswith("."):
+                continue
+            try:
+                stat = os.stat(os.path.join(entry.path, MANIFEST))
+            except OSError as error:
+                if OURS.fullmatch(name) and entry.is_dir():
+                    if os.path.exists(os.path.join(entry.path, FOREIGN)):
+                        self._say_once(name, "is a SpeechBrain checkpoint, which this folder's listing leaves out")
+                    elif isinstance(error, FileNotFoundError):
+                        damaged[name] = f"it has no {MANIFEST}"
+                    else:
+                        damaged[name] = f"its {MANIFEST} cannot be read ({error})"
+                continue
+            seal = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if name in self._known and self._known[name][0] == seal:
+                known[name] = self._known[name]
+                continue
+            try:
+                known[name] = seal, manifest.read(Path(entry.path))
+            except CheckpointError as error:
+                damaged[name] = str(error)
+        for name, reason in damaged.items():
+            self._say_once(name, f"is skipped: {reason}")
+        self._known, self.damaged, self._scanned = known, damaged, True
+        self._last_commit = max([self._last_commit, *(checkpoint.commit for _, checkpoint in known.values())])
+        return self.known()
+
+    def known(self) -> list[Checkpoint]:
+        """As `list`, without looking at the folder again: what the last look and this process's own commits say."""
+        if not self._scanned:
+            return self.list()
+        found = [checkpoint for _, checkpoint in self._known.values()]
+        return sorted(found, key=lambda c: (c.commit, c.time, c.path.name), reverse=True)
+
+    @staticmethod
+    def check_sizes(checkpoint: Checkpoint) -> None:
+        """Raises a DamagedCheckpointError when a file is missing or has another size; reads no content."""
+        for name, expected in checkpoint.files.items():
+            try:
+                stat = os.stat(checkpoint.path / name)
+            except OSError as error:
+                missing = isinstance(error, FileNotFoundError)
+                raise DamagedCheckpointError(f"its {name} is missing" if missing else f"its {name} cannot be read ({error})") from error
+            if stat.st_size != expected.size:
+                raise DamagedCheckpointError(f"its {name} has {stat.st_size} bytes and was written with {expected.size}")
+
+    @staticmethod
+    def check_sums(checkpoint: Checkpoint, files: tuple[str, ...]) -> None:
+        """Raises a DamagedCheckpointError when the content of one of `files` is not what was written."""
+        for name in files:
+            try:
+                found = sha256_of(checkpoint.path / name)
+            except OSError as error:
+                raise DamagedCheckpointError(f"its {name} cannot be read ({error})") from error
+            if found != checkpoint.files[name].sha256:
+                raise DamagedCheckpointError(f"its {name} is not what was written (its sum differs)")
+
+    def _say_once(self, name: str, what: str) -> None:
+        if (name, what) not in self._said:
+            self._said.add((name, what))
+            logger.warning("the checkpoint %s %s", self.folder / name, what)
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    @contextmanager
+    def draft(self) -> Iterator[Draft]:
+        """A temporary folder to write a checkpoint into; removed when left without a commit."""
+        make_folder(self.folder, self._disk)
+        path = self.folder / f"{WRITING}{_process_mark()}"
+        self._disk.make_folder(path)
+        draft = Draft(path, self._disk)
+        try:
+            yield draft
+        finally:
+            if not draft.committed:
+                try:
+                    remove_tree(path, self._disk)
+                except OSError as error:  # what stopped the draft is the error to tell; a later run sweeps
+                    logger.warning("the unfinished checkpoint %s could not be removed (%s)", path, error)
+
+    def commit(self, draft: Draft, checkpoint: Checkpoint, stem: str) -> Checkpoint:
+        """Makes a draft a checkpoint: from the return on it survives a power cut, until then there is nothing of it.
+
+        Args:
+            draft: With all its files.
+            checkpoint: What the manifest is to say; path, commit number and files are filled in here.
+            stem: The folder's name; "-2", "-3", … is added when it is taken.
+        """
+        if not self._scanned:
+            self.list()
+        checkpoint = replace(checkpoint, commit=self._last_commit + 1, files=dict(draft.files))
+        with SummedFile(draft.path / MANIFEST, self._disk) as file:
+            file.write(manifest.to_bytes(checkpoint))
+        self._disk.fsync_dir(draft.path)
+        stat = os.stat(draft.path / MANIFEST)
+        final = self._rename_to_free(draft.path, stem)
+        draft.committed = True
+        self._last_commit += 1
+        checkpoint = checkpoint.at(final)
+        self._known[final.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino), checkpoint
+        self._disk.fsync_dir(self.folder)
+        return checkpoint
+
+    def _rename_to_free(self, source: Path, stem: str) -> Path:
+        number = 1
+        while True:
+            target = self.folder / (stem if number == 1 else f"{stem}-{number}")
+            number += 1
+            if os.path.lexists(target):
+                continue
+            try:
+                self._disk.rename(source, target)
+            except OSError:
+                if not os.path.lexists(target):
+                    raise
+                continue  # another process took the name in this very moment
+            return target
+
+    def rename(self, checkpoint: Checkpoint, stem: str) -> Checkpoint:
+        """Gives a checkpoint another folder name, or leaves it where it is when that is taken."""
+        target = self.folder / stem
+        if checkpoint.path == target or os.path.lexists(target):
+            return checkpoint
+        self._disk.rename(checkpoint.path, target)
+        seal, _ = self._known.pop(checkpoint.path.name)
+        self._known[target.name] = seal, checkpoint.at(target)
+        self._disk.fsync_dir(self.folder)
+        return checkpoint.at(target)
+
+    def delete(self, checkpoint: Checkpoint) -> None:
+        """Removes a checkpoint of this folder; what another process removed already is no error."""
+        if checkpoint.path.parent != self.folder:
+            raise CheckpointError(f"{checkpoint.path} is not in {self.folder}; a store deletes only what is its own")
+        out = self.folder / f"{DELETING}{_process_mark()}"
+        try:
+            self._disk.rename(checkpoint.path, out)
+        except FileNotFoundError:
+            self._known.pop(checkpoint.path.name, None)
+            return
+        self._known.pop(checkpoint.path.name, None)
+        self._disk.fsync_dir(self.folder)
+        remove_tree(out, self._disk)
+
+    def sweep(self) -> list[str]:
+        """Removes what processes that are gone left unfinished, says so in a line, and returns the names."""
+        try:
+            names = [entry.name for entry in os.scandir(self.folder) if entry.name.startswith((WRITING, DELETING))]
+        except FileNotFoundError:
+            return []
+        swept = []
+        for name in sorted(names):
+            mark = name.removeprefix(WRITING).removeprefix(DELETING)
+            if _writer_is_gone(mark, self.folder / name):
+                remove_tree(self.folder / name, self._disk)
+                swept.append(name)
+        if swept:
+            logger.info(
+                "removed %d unfinished checkpoint%s that a killed process left in %s: %s",
+                len(swept), "s" if len(swept) > 1 else "", self.folder, ", ".join(swept),
+            )  # fmt: skip
+        return swept
+
+
+# ------------------------------------------------------------------------------------------ whose temporary is this?
+
+
+def _process_mark() -> str:
+    """Says who writes: process, its start (a number is given out again after a while), something random, machine."""
+    # os.urandom and not `random`: saving must not move the generators of the run.
+    return f"{os.getpid()}-{_started(os.getpid())}-{os.urandom(4).hex()}-{platform.node() or 'unknown'}"
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's ticks; "0" where the system does not say, "" when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "" if Path("/proc/self/stat").exists() else "0"
+    except OSError:
+        return "0"
+    fields = text.rpartition(")")[2].split()  # the name before it, in parentheses, may hold anything
+    return "" if fields[0] in "ZX" else fields[19]  # a zombie writes no more
+
+
+def _writer_is_gone(mark: str, path: Path) -> bool:
+    """Whether the process that made a temporary is known to be gone. In doubt: no."""
+    parts = mark.split("-", 3)
+    if len(parts) < 4 or not parts[0].isdigit():
+        return False  # not a name that we give
+    pid, started, _, machine = parts
+    if machine != (platform.node() or "unknown"):
+        return _idle_seconds(path) > IDLE_SECONDS
+    if os.name == "nt":  # os.kill would end the process there
+        return int(pid) != os.getpid() and _idle_seconds(path) > IDLE_SECONDS
+    try:
+        os.kill(int(pid), 0)  # sends nothing; it only asks whether there is such a process
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return _started(int(pid)) != started
+
+
+def _idle_seconds(path: Path) -> float:
+    """Seconds since something in a folder was last written."""
+    newest = 0.0
+    for place in (path, *path.rglob("*")):
+        try:
+            newest = max(newest, place.lstat().st_mtime)
+        except FileNotFoundError:
+            continue
+    return time.time() - newest

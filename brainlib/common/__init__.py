@@ -1,0 +1,1 @@
+"""Standard library and torch only: files, errors, logs."""

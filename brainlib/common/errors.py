@@ -1,0 +1,31 @@
+"""The words that error messages share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["nearest", "quoted"]
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """The end of an error message: the allowed name that looks most like `name`, or nothing.
+
+    >>> nearest("precison", ["precision", "device"])
+    " Did you mean 'precision'?"
+    >>> nearest("zzz", ["precision", "device"])
+    ''
+    """
+    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def quoted(names: Iterable[object]) -> str:
+    """Names as a readable list.
+
+    >>> quoted(["a", "b"])
+    "'a', 'b'"
+    >>> quoted([])
+    'none'
+    """
+    return ", ".join(repr(name) for name in names) or "none"

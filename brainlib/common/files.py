@@ -1,0 +1,251 @@
+"""Bytes that are really on the disk: a new file or folder counts only once it and its folder have been synced.
+
+`Disk` holds the few calls that change a disk, one method each. Everything that must survive a power cut goes through one,
+so that a test can hand in a disk that fails, counts or dies at any of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+__all__ = ["DISK", "Disk", "SummedFile", "fsync_dir", "make_folder", "remove_tree", "sha256_of", "write_atomic"]
+
+CHUNK_BYTES = 1 << 20  # what is read at once when a file is summed: large enough to be quick, small enough to be nothing
+
+
+class Disk:
+    """The calls that change a disk. A variant (a disk that is full, that dies, that counts) overrides one method.
+
+    >>> class Counting(Disk):
+    ...     synced = 0
+    ...     def fsync(self, fd):
+    ...         self.synced += 1
+    ...         super().fsync(fd)
+    >>> import tempfile
+    >>> disk = Counting()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomic(f"{folder}/results.json", "{}", disk)
+    >>> disk.synced
+    1
+    """
+
+    def make_folder(self, path: Path) -> None:
+        """Creates one folder; its parent exists, it does not."""
+        os.mkdir(path)
+
+    def open_new(self, path: Path) -> int:
+        """A descriptor for writing a file that does not exist yet."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Writes a part of `data`, at least a byte, and says how many bytes."""
+        return os.write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        """Returns when the file's bytes are on the disk."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Gives the descriptor back."""
+        os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """One step from the old name to the new one; a *file* under the new name is replaced."""
+        os.replace(source, target)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Returns when the folder's entries (what was created, renamed and removed in it) are on the disk."""
+        if os.name == "nt":  # Windows opens no folders; NTFS journals renames by itself
+            return
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network and FUSE file systems cannot sync a folder at all
+                raise
+        finally:
+            os.close(fd)
+
+    def unlink(self, path: Path) -> None:
+        """Removes a file or a link."""
+        os.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Removes an empty folder."""
+        os.rmdir(path)
+
+
+DISK = Disk()
+
+
+class SummedFile:
+    """A new file that is written once from front to back, and knows its size and SHA-256 without reading it again.
+
+    Args:
+        path: Where the file is created; nothing may be there.
+        disk: What it writes through.
+
+    It has the `write` and `flush` that ``torch.save`` needs. Leave it as a context manager: the file is then synced.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with SummedFile(Path(folder, "a.txt")) as file:
+    ...         _ = file.write(b"hello")
+    >>> file.size, file.sha256[:8]
+    (5, '2cf24dba')
+    """
+
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
+        self.path = path
+        self.size = 0
+        self._disk = disk
+        self._sum = hashlib.sha256()
+        self._fd = disk.open_new(path)
+
+    @property
+    def sha256(self) -> str:
+        """The sum of what was written so far, in hexadecimal."""
+        return self._sum.hexdigest()
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Writes all of `data`, however many pieces the system takes it in."""
+        rest = memoryview(data).cast("B")
+        self._sum.update(rest)
+        length = len(rest)
+        while rest:
+            written = self._disk.write(self._fd, rest)
+            if written <= 0:  # never seen on a regular file; better an error than an endless loop
+                raise OSError(errno.EIO, "the system wrote nothing and gave no reason", str(self.path))
+            rest = rest[written:]
+        self.size += length
+        return length
+
+    def flush(self) -> None:
+        """Nothing is held back, so there is nothing to do (``torch.save`` asks for it)."""
+
+    def __enter__(self) -> SummedFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._disk.fsync(self._fd)
+        finally:
+            self._disk.close(self._fd)
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str, disk: Disk = DISK) -> None:
+    """Puts `data` under `path` so that a reader, also one after a crash, sees the old content or the new, never a part.
+
+    Args:
+        path: The file; its folder exists. What was there is replaced.
+        data: The content; text is written as UTF-8.
+        disk: What to write through.
+
+    Raises:
+        OSError: The disk refused; the old content is still there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomic(f"{folder}/results.json", '{"accuracy": 0.98}')
+    ...     Path(folder, "results.json").read_text()
+    '{"accuracy": 0.98}'
+    """
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        with SummedFile(beside, disk) as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        disk.rename(beside, target)
+    except BaseException:
+        try:
+            disk.unlink(beside)
+        except OSError:  # the first error is the one to tell
+            pass
+        raise
+    disk.fsync_dir(target.parent)
+
+
+def fsync_dir(path: str | os.PathLike[str]) -> None:
+    """Makes what was created, renamed or removed in a folder survive a power cut.
+
+    >>> import tempfile
+    >>> fsync_dir(tempfile.gettempdir())
+    """
+    DISK.fsync_dir(Path(path))
+
+
+def make_folder(path: str | os.PathLike[str], disk: Disk = DISK) -> None:
+    """Creates a folder and those above it that are missing, each of them synced into its parent.
+
+    Raises:
+        FileExistsError: Something that is no folder has the name.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     make_folder(f"{folder}/results/run-1/save")
+    ...     Path(folder, "results/run-1/save").is_dir()
+    True
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        make_folder(folder.parent, disk)
+    try:
+        disk.make_folder(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    disk.fsync_dir(folder.parent)
+
+
+def remove_tree(path: str | os.PathLike[str], disk: Disk = DISK) -> None:
+    """Removes a folder with all that is in it; links are removed, not followed. What is gone already is no error.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> write_atomic(f"{folder}/a.txt", "a")
+    >>> remove_tree(folder)
+    >>> Path(folder).exists()
+    False
+    """
+    folder = Path(path)
+    if folder.is_symlink():
+        disk.unlink(folder)
+        return
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(entry.path, disk)
+            continue
+        try:
+            disk.unlink(Path(entry.path))
+        except FileNotFoundError:
+            pass
+    try:
+        disk.rmdir(folder)
+    except FileNotFoundError:
+        pass
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file, in hexadecimal, read in pieces.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomic(f"{folder}/a.txt", "hello")
+    ...     sha256_of(f"{folder}/a.txt")[:8]
+    '2cf24dba'
+    """
+    total = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            total.update(chunk)
+    return total.hexdigest()

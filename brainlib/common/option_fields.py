@@ -1,0 +1,271 @@
+"""One dataclass field is one run option: its type, its default, what it accepts and the sentence that explains it.
+
+A value may come from a Python dict, from an hparams file or, as text, from a command line. All of them pass through
+`Option.read`, so an option has one type whatever way it took. Everything else that knows about options (the help, the
+docs page, the error messages) is read off the same fields, which is why a new option is one line in one dataclass:
+
+    grad_clip: float | None = option(5.0, "Largest norm of the gradient.", minimum=0)
+
+The type is the annotation. Understood are ``bool``, ``int``, ``float``, ``str``, ``Literal["a", "b"]``, ``list[str]``,
+``dict[str, str]``, and each of these with ``| None``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from brainlib.common.errors import nearest, quoted
+
+__all__ = ["Option", "OptionGroup", "option", "options_of", "same_name"]
+
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+_NONE = ("none", "null", "~", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Details:
+    """What `option` remembers about a field until the class exists and the annotation can be read."""
+
+    help: str
+    ours: bool
+    minimum: float | None
+    instead: str
+
+
+def option(
+    default: Any, help: str, *, ours: bool = False, minimum: float | None = None, instead: str = ""
+) -> Any:
+    """Declare one run option as a dataclass field.
+
+    Args:
+        default: the value when nobody says anything.
+        help: one or two sentences for ``--help`` and the docs page; say the unit.
+        ours: True for a name that SpeechBrain does not have. Such a name is read from ``run_opts:`` in an hparams
+            file and never from its top level, where it would capture a key of the user's.
+        minimum: the smallest number accepted.
+        instead: for a name that is only accepted so that old files load: what to use in its place. Any other value
+            than the default is then an error that says so.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Tea(OptionGroup):
+    ...     cups: int = option(2, "How many cups.", minimum=1)
+    >>> Tea().cups
+    2
+    """
+    details = _Details(" ".join(help.split()), ours, minimum, instead)
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata={"option": details})
+    return dataclasses.field(default=default, metadata={"option": details})
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionGroup:
+    """The options of one collaborator: a frozen dataclass of `option` fields, and room for what they mean together."""
+
+    def settle(self, explicit: frozenset[str]) -> OptionGroup:
+        """Return the group with implied values filled in; warn about what has no effect; refuse what contradicts.
+
+        Called once, after every source has been read.
+
+        Args:
+            explicit: the options that somebody set, of any group.
+
+        >>> OptionGroup().settle(frozenset())
+        OptionGroup()
+        """
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option as the outside sees it: enough to read a value, print a help line or write a row of the docs.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Tea(OptionGroup):
+    ...     sugar: bool = option(False, "Whether to add sugar.")
+    >>> (sugar,) = options_of(Tea)
+    >>> sugar.read("yes", "the command line"), sugar.read(0, "run_opts")
+    (True, False)
+    """
+
+    name: str
+    group: type[OptionGroup]
+    kind: Any
+    optional: bool
+    default: Any
+    help: str
+    ours: bool
+    minimum: float | None
+    instead: str
+
+    @property
+    def is_flag(self) -> bool:
+        """True for a boolean: on a command line it may stand without a value."""
+        return self.kind is bool
+
+    @property
+    def is_list(self) -> bool:
+        """True for a list of names: on a command line it takes every value up to the next option."""
+        return bool(self.kind == list[str])
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a ``Literal``, else nothing."""
+        return typing.get_args(self.kind) if typing.get_origin(self.kind) is typing.Literal else ()
+
+    @property
+    def takes(self) -> str:
+        """What the option accepts, in words, for messages and docs."""
+        if self.choices:
+            words = "one of " + quoted(self.choices)
+        else:
+            words = {
+                bool: "true or false",
+                int: "a whole number",
+                float: "a number",
+                str: "a text",
+            }.get(self.kind, "a list of names" if self.is_list else "names with values")
+        if self.minimum is not None:
+            words += f", at least {self.minimum:g}"
+        return words + (", or null" if self.optional else "")
+
+    def read(self, value: Any, where: str) -> Any:
+        """Turn a value from any source into this option's one type.
+
+        Args:
+            value: what was given: a Python object or a text.
+            where: where it was given ("run_opts", "the command line", …), for the message.
+
+        Raises:
+            ValueError: the value is not what the option takes.
+        """
+        scalar = getattr(value, "item", None)
+        if callable(scalar) and getattr(value, "ndim", None) == 0:
+            value = scalar()  # numpy's and torch's scalars are as good as Python's
+        result = self._convert(value)
+        if result is _REFUSED or (self.minimum is not None and result is not None and result < self.minimum):
+            hint = nearest(value, self.choices) if isinstance(value, str) and self.choices else ""
+            raise ValueError(
+                f"The option {self.name!r} ({where}) is {value!r}, but it takes {self.takes}.{hint}"
+            )
+        if self.instead and result != self.default:
+            raise ValueError(
+                f"The option {self.name!r} ({where}) is {value!r}, but brainlib has no such thing. {self.instead}"
+            )
+        return result
+
+    def _convert(self, value: Any) -> Any:
+        if value is None or (self.optional and isinstance(value, str) and value.strip().lower() in _NONE):
+            return None if self.optional else _REFUSED
+        if self.choices:
+            return value if value in self.choices else _REFUSED
+        return _CONVERTERS.get(self.kind, _text)(value)
+
+
+class _Refused:
+    """The answer of a converter to a value that it does not take (None is an ordinary answer)."""
+
+
+_REFUSED = _Refused()
+
+
+def _flag(value: Any) -> Any:
+    word = str(value).strip().lower() if isinstance(value, (bool, int, str)) else ""
+    return True if word in _TRUE else False if word in _FALSE else _REFUSED
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return _REFUSED
+    try:
+        number = float(value)
+    except ValueError:
+        return _REFUSED
+    return _REFUSED if math.isnan(number) else number
+
+
+def _count(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    number = _number(value)  # "12", and 1e3, which YAML reads as a float
+    return int(number) if isinstance(number, float) and number.is_integer() else _REFUSED
+
+
+def _text(value: Any) -> Any:
+    return value if isinstance(value, str) else _REFUSED
+
+
+def _names(value: Any) -> Any:
+    if isinstance(value, str):
+        value = [
+            name.strip().strip("'\"") for name in value.strip().removeprefix("[").removesuffix("]").split(",")
+        ]
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        return _REFUSED
+    return [name for name in value if name]
+
+
+def _pairs(value: Any) -> Any:
+    if isinstance(value, str):  # train=GREEN,valid=BLUE
+        pairs = [pair.partition("=") for pair in value.split(",")]
+        value = {key.strip(): text.strip() for key, sign, text in pairs if sign}
+        if len(value) != len(pairs):
+            return _REFUSED
+    if not isinstance(value, Mapping) or not all(isinstance(x, str) for pair in value.items() for x in pair):
+        return _REFUSED
+    return dict(value)
+
+
+_CONVERTERS: dict[Any, Any] = {
+    bool: _flag,
+    int: _count,
+    float: _number,
+    str: _text,
+    list[str]: _names,
+    dict[str, str]: _pairs,
+}
+
+
+def options_of(group: type[OptionGroup]) -> tuple[Option, ...]:
+    """The options that a group declares, in the order of the file.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Tea(OptionGroup):
+    ...     milk: float | None = option(None, "Milk, in milliliters.", minimum=0)
+    >>> [(each.name, each.takes) for each in options_of(Tea)]
+    [('milk', 'a number, at least 0, or null')]
+    """
+    hints = typing.get_type_hints(group)
+    found = []
+    for field in dataclasses.fields(group):
+        details: _Details = field.metadata["option"]
+        kind, optional = _without_none(hints[field.name])
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        found.append(Option(field.name, group, kind, optional, default, **dataclasses.asdict(details)))
+    return tuple(found)
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint, False
+    rest = [each for each in typing.get_args(hint) if each is not type(None)]
+    assert len(rest) == 1, f"an option has one type, perhaps with None, not {hint}"
+    return rest[0], True
+
+
+def same_name(name: str) -> str:
+    """The one spelling under which names are compared: dashes and underscores are alike.
+
+    >>> same_name("max-grad-norm")
+    'max_grad_norm'
+    """
+    return name.replace("-", "_")

@@ -1,0 +1,1 @@
+"""From what the user hands to ``fit`` to batches at any position of any epoch."""

@@ -1,0 +1,121 @@
+"""The order of an epoch: a function of (seed, epoch), which can be entered at any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
+
+from brainlib.seeding import derive, generator_states, seed_generators, set_generator_states
+
+__all__ = ["EpochOrder", "PlainOrder", "order_of"]
+
+_CHUNK = 64  # batches drawn at once from a user's sampler: the generators are exchanged once a chunk
+
+
+class EpochOrder(Sampler[Any]):
+    """What a loader iterates for its indices: set `seed`, `epoch` and `start`, then iterate from batch `start` on.
+
+    This base class walks any sampler, of batches, or of items where a loader does not batch. The sampler is told the
+    epoch if it has ``set_epoch``. Its random draws come from streams derived from (seed, epoch), a generator of its own
+    included, so that they neither depend on what the training drew before nor move it. Batches before `start` are
+    skipped as lists of indices: no item is read for them.
+    """
+
+    num_batches: int | None = None  # of an epoch, where it can be relied on
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self.sampler = sampler
+        self.seed = 0
+        self.epoch = 0
+        self.start = 0
+        self._samplers = [each for each in (sampler, getattr(sampler, "sampler", None)) if each is not None]
+        generators = {id(g): g for g in (getattr(each, "generator", None) for each in self._samplers) if g is not None}
+        self._generators: list[tuple[torch.Generator, int]] = [(g, g.initial_seed()) for g in generators.values()]
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises its own TypeError
+
+    def __iter__(self) -> Iterator[Any]:
+        for sampler in self._samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self.epoch)
+        for generator, seed in self._generators:  # the user's own seed stays in charge of the user's own generator
+            generator.manual_seed(derive(seed, self.epoch))
+        return islice(_drawn_apart(self.sampler, derive(self.seed, self.epoch, "order")), self.start, None)
+
+
+class PlainOrder(EpochOrder):
+    """The order of a plain loader: as it stands or shuffled, cut into batches; entered at any batch at once.
+
+    >>> order = PlainOrder(5, batch_size=2, shuffle=False, drop_last=False)
+    >>> order.num_batches, list(order)
+    (3, [[0, 1], [2, 3], [4]])
+    >>> order.start = 2; list(order)
+    [[4]]
+    """
+
+    def __init__(
+        self, num_items: int, batch_size: int, shuffle: bool, drop_last: bool, own_seed: int | None = None
+    ) -> None:
+        super().__init__(())
+        self.num_items, self.batch_size, self.shuffle = num_items, batch_size, shuffle
+        self.own_seed = own_seed  # of a generator that the user gave the loader: it stays in charge of the order
+        self.num_batches = num_items // batch_size if drop_last else -(-num_items // batch_size)
+
+    def __len__(self) -> int:
+        assert self.num_batches is not None
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        size = self.batch_size
+        if not self.shuffle:
+            for k in range(self.start, len(self)):
+                yield list(range(k * size, min((k + 1) * size, self.num_items)))
+            return
+        seed = self.seed if self.own_seed is None else self.own_seed
+        generator = torch.Generator().manual_seed(derive(seed, self.epoch, "order"))
+        permutation = torch.randperm(self.num_items, generator=generator)
+        for k in range(self.start, len(self)):
+            yield permutation[k * size : (k + 1) * size].tolist()
+
+
+def order_of(loader: DataLoader[Any]) -> EpochOrder:
+    """The order that a loader over a map-style dataset asks for, from its public attributes."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return EpochOrder(loader.sampler)
+    sampler = getattr(batches, "sampler", None)
+    if type(batches) is BatchSampler:
+        num_items = len(loader.dataset)  # type: ignore[arg-type]  # map-style, as the caller has checked
+        if type(sampler) is SequentialSampler:
+            return PlainOrder(num_items, batches.batch_size, False, batches.drop_last)
+        if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == num_items:
+            own_seed = None if sampler.generator is None else sampler.generator.initial_seed()
+            return PlainOrder(num_items, batches.batch_size, True, batches.drop_last, own_seed)
+    return EpochOrder(batches)
+
+
+def _drawn_apart(sampler: Iterable[Any], seed: int) -> Iterator[Any]:
+    """The items of `sampler`, drawn while the process-wide generators stand in a stream of their own."""
+    iterator: Iterator[Any] | None = None
+    inside: dict[str, Any] | None = None
+    while True:
+        outside = generator_states()
+        try:
+            if inside is None:
+                seed_generators(seed)
+                iterator = iter(sampler)
+            else:
+                set_generator_states(inside)
+            assert iterator is not None
+            chunk = list(islice(iterator, _CHUNK))
+            inside = generator_states()
+        finally:
+            set_generator_states(outside)
+        yield from chunk
+        if len(chunk) < _CHUNK:
+            return

@@ -1,0 +1,207 @@
+"""Sources: whatever the user hands to ``fit`` or ``evaluate``, as batches of any epoch from any position.
+
+===========================================  ===========================================================================
+given                                        read as
+===========================================  ===========================================================================
+list or tuple, no loader options             ready batches, in order (`ReadyBatches`)
+Dataset, or a list with loader options       a DataLoader made by ``make_dataloader``, then as the next line
+``DataLoader`` over a map-style dataset      rebuilt from its public attributes round an `EpochOrder` (`LoaderBatches`)
+``DataLoader`` over an iterable dataset,     used as it is; a position is reached by reading on (`IterableBatches`)
+subclass of ``DataLoader``, other iterable
+===========================================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from brainlib.common.logs import logger
+from brainlib.data.order import order_of
+from brainlib.seeding import derive, preserved_generators
+
+__all__ = ["BatchSource", "Lookahead", "is_ready", "source_of"]
+
+
+class BatchSource:
+    """A stage's batches. The base class is the simple case: a sequence of ready batches.
+
+    >>> source = BatchSource(["a", "b", "c"], name="train_set")
+    >>> source.num_batches, list(source.read(seed=0, epoch=0, start=1))
+    (3, ['b', 'c'])
+    """
+
+    num_batches: int | None
+
+    def __init__(self, batches: Sequence[Any], name: str) -> None:
+        self.name = name
+        self._batches = batches
+        self.num_batches = len(batches)
+
+    def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
+        """The batches of epoch number `epoch` (counted from 0) from batch `start` on; `seed` decides a shuffled order."""
+        return islice(self._batches, start, None)
+
+    def fingerprint(self) -> dict[str, int]:
+        """What a resume inside an epoch must find unchanged for its position to mean the same."""
+        return {"batches": len(self._batches)}
+
+    def empty_message(self, epoch: int) -> str:
+        """What to tell who gave a source without batches."""
+        return f"{self.name} is empty: it holds no batch. Give at least one, or None where a set is optional."
+
+
+class IterableBatches(BatchSource):
+    """Any iterable: a position is reached by reading the batches before it and throwing them away."""
+
+    def __init__(self, batches: Iterable[Any], name: str) -> None:
+        self.name = name
+        self._iterable = batches
+        self.num_batches = None
+
+    def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
+        if hasattr(self._iterable, "set_epoch"):
+            self._iterable.set_epoch(epoch)
+        if start == 0:
+            return iter(self._iterable)
+        logger.info("%s cannot be entered in the middle: reading %d batches to get there", self.name, start)
+        with preserved_generators():
+            iterator = iter(self._iterable)
+            for _ in islice(iterator, start):
+                pass
+        return iterator
+
+    def fingerprint(self) -> dict[str, int]:
+        return {}
+
+    def empty_message(self, epoch: int) -> str:
+        if epoch > 0 and iter(self._iterable) is self._iterable:
+            return (
+                f"{self.name} is an iterator that was used up in the first epoch: epoch number {epoch + 1} of this fit got no "
+                "batch. Give something that can be iterated again: a list, a Dataset, a DataLoader, or an object whose "
+                "__iter__ starts anew."
+            )
+        return super().empty_message(epoch)
+
+
+class LoaderBatches(BatchSource):
+    """A DataLoader over a map-style dataset, rebuilt so that its order is a function of (seed, epoch)."""
+
+    def __init__(self, loader: DataLoader[Any], name: str) -> None:
+        self.name = name
+        self._order = order_of(loader)
+        self._generator = torch.Generator()  # the workers' base seed: never drawn from the training's own stream
+        self._num_items = len(loader.dataset)  # type: ignore[arg-type]
+        self._batch_size = loader.batch_size
+        self.num_batches = self._order.num_batches
+        options: dict[str, Any] = {
+            option: getattr(loader, option)
+            for option in (
+                "num_workers",
+                "collate_fn",
+                "pin_memory",
+                "timeout",
+                "worker_init_fn",
+                "multiprocessing_context",
+                "persistent_workers",
+                "prefetch_factor",
+                "in_order",
+            )
+        }
+        if loader.batch_sampler is None:
+            options |= {"batch_size": None, "sampler": self._order}
+        else:
+            options |= {"batch_sampler": self._order}
+        self._loader: DataLoader[Any] = DataLoader(loader.dataset, generator=self._generator, **options)
+
+    def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
+        self._order.seed, self._order.epoch, self._order.start = seed, epoch, start
+        self._generator.manual_seed(derive(seed, epoch, "workers"))
+        return iter(self._loader)
+
+    def fingerprint(self) -> dict[str, int]:
+        known = {"items": self._num_items}
+        if self._batch_size is not None:
+            known["batch_size"] = self._batch_size
+        if self.num_batches is not None:
+            known["batches"] = self.num_batches
+        return known
+
+    def empty_message(self, epoch: int) -> str:
+        return (
+            f"{self.name} is empty: a loader over {self._num_items} items with batch_size={self._batch_size} gave no batch. "
+            "With drop_last=True fewer items than one batch are none."
+        )
+
+
+class Lookahead:
+    """An iterator that can tell whether the batch in hand is the last one, by reading one ahead when asked.
+
+    >>> batches = Lookahead(iter("ab"))
+    >>> [(batch, batches.is_last()) for batch in batches]
+    [('a', False), ('b', True)]
+    """
+
+    _NOTHING = object()
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self._ahead: Any = self._NOTHING
+
+    def __iter__(self) -> Lookahead:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead is not self._NOTHING:
+            batch, self._ahead = self._ahead, self._NOTHING
+            return batch
+        return next(self._iterator)
+
+    def is_last(self) -> bool:
+        """Whether no batch follows."""
+        if self._ahead is self._NOTHING:
+            self._ahead = next(self._iterator, self._NOTHING)
+        return self._ahead is self._NOTHING
+
+
+def is_ready(data: Any, loader_kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether `data` is batches already, rather than a dataset of items that a loader has to batch."""
+    if isinstance(data, DataLoader):
+        return True
+    if isinstance(data, Dataset) or loader_kwargs:
+        return False
+    if isinstance(data, (list, tuple)):
+        return True
+    return not (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+
+
+def source_of(data: Any, name: str) -> BatchSource:
+    """The source for ready batches or a loader; see the module's table.
+
+    Raises
+    ------
+    ValueError
+        For an empty sequence or a loader over an empty dataset.
+    TypeError
+        For what is neither: a dict, a string, a number.
+    """
+    source: BatchSource
+    if isinstance(data, (str, bytes, Mapping)) or not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+        raise TypeError(
+            f"{name} is a {type(data).__name__}; it must be a Dataset, a DataLoader, or a list or other iterable of "
+            "batches. One batch alone goes into a list: [batch]."
+        )
+    if isinstance(data, DataLoader):
+        plain = type(data) is DataLoader and not isinstance(data.dataset, IterableDataset)
+        source = LoaderBatches(data, name) if plain else IterableBatches(data, name)
+    elif isinstance(data, Sequence):
+        source = BatchSource(data, name)
+    else:
+        source = IterableBatches(data, name)
+    if source.num_batches == 0:
+        raise ValueError(source.empty_message(0))
+    return source

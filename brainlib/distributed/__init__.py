@@ -1,0 +1,1 @@
+"""How many processes take part, and what this one is among them."""

@@ -1,0 +1,252 @@
+"""RunState: the one owner of every counter of a run.
+
+Where training stands is written here and nowhere else; the loader's position and the epoch counter are views of it.
+The transitions are methods with names, so that "when is an update counted" can be read in one place:
+
+====================  =====================================================================================
+``begin_fit``          a fit of the script starts (fits are numbered; an interrupted one keeps its number)
+``begin_batch``        the next micro-batch is handed to ``fit_batch``
+``record``             its loss and weight are known; they wait until the window's verdict
+``commit_window``      the window's update was made (or no optimizer was there to make one)
+``skip_window``        the window was not finite: nothing advances, it is counted
+``close_epoch``        the epoch, its validation and its last hook are over
+====================  =====================================================================================
+
+*Resume points* are two: after batch ``step`` of epoch ``epoch`` (counted from 0) of fit ``fit``, and "epoch closed",
+which is the same triple with ``step`` = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["RunState", "RunningMean"]
+
+
+class RunningMean:
+    """A weighted mean in float64: sum of ``weight · value`` over sum of ``weight``.
+
+    Values on the CPU are added as Python floats (IEEE float64). Values on an accelerator are added on the device, so
+    that nothing waits for them; `value` reads them.
+
+    >>> import torch
+    >>> mean = RunningMean()
+    >>> mean.add(1.0, weight=3); mean.add(torch.tensor(5.0), weight=1)
+    >>> mean.value()
+    2.0
+    """
+
+    __slots__ = ("total", "weight")
+
+    def __init__(self) -> None:
+        self.total: float | Tensor = 0.0
+        self.weight = 0.0
+
+    def add(self, value: float | Tensor, weight: float) -> None:
+        """Add one value (a number or a tensor with one element) that stands for `weight` items."""
+        if isinstance(value, Tensor):
+            value = value.detach().double().reshape(()) if value.device.type != "cpu" else value.item()
+        self.total = self.total + value * weight
+        self.weight += weight
+
+    def value(self) -> float:
+        """The mean so far; 0.0 before anything was added."""
+        return float(self.total) / self.weight if self.weight else 0.0
+
+    def reset(self) -> None:
+        """Start again from nothing."""
+        self.total, self.weight = 0.0, 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        """Sum and weight."""
+        return {"total": float(self.total), "weight": self.weight}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Put back what `state_dict` returned."""
+        self.total, self.weight = state["total"], state["weight"]
+
+
+_COUNTERS = (
+    "fit",
+    "epoch",
+    "epoch_start",
+    "step",
+    "micro",
+    "weight",
+    "optimizer_step",
+    "nonfinite_windows",
+    "nonfinite_in_a_row",
+)
+
+
+class RunState:
+    """Every counter of a run; see the module for its transitions.
+
+    Attributes
+    ----------
+    fit : int
+        Number of the current fit of the script, from 0; -1 before the first.
+    epoch : int
+        Epochs *closed* in this fit.
+    epoch_start : int
+        What the epoch counter stood at when this fit began.
+    step : int
+        Batches trained on in the open epoch.
+    micro : int
+        Micro-batches in the open window.
+    weight : float
+        Sum of their weights, where the default ``fit_batch`` scaled the losses by them; else 0.
+    optimizer_step : int
+        Windows in which some optimizer stepped, over the whole run.
+    nonfinite_windows, nonfinite_in_a_row : int
+        Windows skipped because a gradient or loss was not finite: all of them, and those since the last good one.
+    loss : RunningMean
+        Training loss of the open epoch over committed windows.
+
+    Example
+    -------
+    >>> run = RunState()
+    >>> run.begin_fit(0, epoch_start=0)
+    >>> run.begin_batch(); run.record(2.0, 4.0); run.commit_window(stepped=True)
+    >>> run.step, run.optimizer_step, run.loss.value()
+    (1, 1, 2.0)
+    """
+
+    __slots__ = (*_COUNTERS, "loss", "pending", "recorded", "verdict")
+
+    def __init__(self) -> None:
+        self.fit = -1
+        self.epoch = 0
+        self.epoch_start = 0
+        self.step = 0
+        self.micro = 0
+        self.weight = 0.0
+        self.optimizer_step = 0
+        self.nonfinite_windows = 0
+        self.nonfinite_in_a_row = 0
+        self.loss = RunningMean()
+        self.pending: list[tuple[float | Tensor, float]] = []
+        self.recorded = False  # whether the loss of the batch in hand is known
+        self.verdict: bool | None = None  # on the window of the batch in hand: good, bad, or still open
+
+    # ---- transitions, in the order in which they happen
+
+    def begin_fit(self, number: int, epoch_start: int) -> None:
+        """Fit `number` starts from its first epoch."""
+        self.fit, self.epoch, self.epoch_start, self.step = number, 0, epoch_start, 0
+        self.nonfinite_in_a_row = 0
+        self.open_epoch()
+
+    def open_epoch(self) -> None:
+        """The first batch of an epoch is about to come."""
+        self.loss.reset()
+        self._empty_window()
+
+    def begin_batch(self) -> None:
+        """The next micro-batch is handed out."""
+        self.step += 1
+        self.micro += 1
+        self.recorded = False
+        self.verdict = None
+
+    def return_batch(self) -> None:
+        """The batch in hand was not trained on (an error came): take it back, so that a second call repeats it."""
+        self.step -= 1
+        self.micro = max(self.micro - 1, 0)
+        if self.recorded and self.pending:
+            self.pending.pop()
+        if self.micro == 0:
+            self._empty_window()
+
+    def record(self, loss: float | Tensor, weight: float) -> None:
+        """The loss of the batch in hand, a mean over `weight` items; it counts once the window is committed.
+
+        A ``fit_batch`` of the user's makes its update first and returns the loss then: the verdict is known already.
+        """
+        self.recorded = True
+        if self.verdict is None:
+            self.pending.append((loss, weight))
+        elif self.verdict:
+            self.loss.add(loss, weight)
+
+    def commit_window(self, stepped: bool, finite: bool = True, closes: bool = True) -> None:
+        """The update of the open window stands; `stepped` says whether an optimizer updated something.
+
+        With `finite` False its gradients were good and a loss was not: the update counts, the bad loss does not, and
+        the window is counted as not finite. With `closes` False a ``fit_batch`` of the user's stepped inside a window.
+        """
+        for loss, weight in self.pending:
+            if finite or math.isfinite(float(loss)):
+                self.loss.add(loss, weight)
+        if stepped:
+            self.optimizer_step += 1
+        if finite:
+            self.nonfinite_in_a_row = 0
+        else:
+            self._count_nonfinite()
+        self._empty_window(closes)
+        self.verdict = True
+
+    def skip_window(self, closes: bool = True) -> None:
+        """The open window was not finite: its losses are dropped, no counter of updates moves."""
+        self._count_nonfinite()
+        self._empty_window(closes)
+        self.verdict = False
+
+    def _count_nonfinite(self) -> None:
+        self.nonfinite_windows += 1
+        self.nonfinite_in_a_row += 1
+
+    def close_epoch(self) -> None:
+        """Training, validation and hooks of the open epoch are over."""
+        self.epoch += 1
+        self.step = 0
+        self.open_epoch()
+
+    def _empty_window(self, closes: bool = True) -> None:
+        if closes:
+            self.micro = 0
+        self.weight = 0.0
+        self.pending.clear()
+
+    # ---- where it stands
+
+    def point(self, closed: bool = False) -> tuple[int, int, int]:
+        """The resume point (fit, epoch, step) that a checkpoint taken now would carry."""
+        return (self.fit, self.epoch + 1, 0) if closed else (self.fit, self.epoch, self.step)
+
+    def finite_pending(self) -> bool:
+        """Whether every loss of the open window is finite (reads values that still are on an accelerator)."""
+        return all(math.isfinite(float(loss)) for loss, _ in self.pending)
+
+    # ---- state
+
+    def state_dict(self, closed: bool = False) -> dict[str, Any]:
+        """All counters; with `closed`, as they will be once the open epoch is closed."""
+        if closed:
+            after = RunState()
+            after.load_state_dict(self.state_dict())
+            after.close_epoch()
+            return after.state_dict()
+        state: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
+        state["loss"] = self.loss.state_dict()
+        state["pending"] = [[float(loss), weight] for loss, weight in self.pending]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned; missing or leftover keys are an error and change nothing."""
+        expected = {*_COUNTERS, "loss", "pending"}
+        if set(state) != expected:
+            raise ValueError(
+                f"the run state of this checkpoint has the keys {sorted(state)}; this version of brainlib reads "
+                f"{sorted(expected)}. Continue it with the version that wrote it, or start from its weights alone."
+            )
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
+        self.loss.load_state_dict(state["loss"])
+        self.pending = [(loss, weight) for loss, weight in state["pending"]]
+
+

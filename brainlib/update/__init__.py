@@ -1,0 +1,1 @@
+"""One optimizer update: window, weights, gradients, guard, parameter groups."""

@@ -1,0 +1,169 @@
+"""A window that is not finite leaves no trace but a count; too many in a row end the run with a message."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import brainlib as bl
+from tests.brain.small import Batch, Regression, batches, same, small, weights
+
+NAN = float("nan")
+
+
+def spoiled(sizes: tuple[int, ...], *bad: int, value: float = NAN) -> list[Batch]:
+    """Batches of which some hold one number that is not one."""
+    data = batches(*sizes)
+    for index in bad:
+        data[index]["x"][0, 0] = value
+    return data
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+class Traced(Regression):
+    def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+        self.stage_loss = stage_loss
+
+
+class Own(Traced):
+    """The same mathematics in a `fit_batch` of its own."""
+
+    def fit_batch(self, batch: Batch) -> torch.Tensor:
+        loss = self.compute_objectives(self.compute_forward(batch, bl.Stage.TRAIN), batch, bl.Stage.TRAIN)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.modules.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+both = pytest.mark.parametrize("cls", [Traced, Own])
+
+
+@both
+@pytest.mark.parametrize("value", [NAN, float("inf")])
+def test_a_bad_batch_is_as_if_it_had_not_been(cls: type[Traced], value: float) -> None:
+    """Weights, moments, counters and the average equal those of the run without it, bit for bit."""
+    brain, without = small(cls, opt_class=adam), small(cls, opt_class=adam)
+    data = spoiled((4, 4, 3), 1, value=value)
+    brain.fit(range(1), data)
+    without.fit(range(1), [data[0], data[2]])
+    assert same(weights(brain), weights(without))
+    assert brain.optimizer_step == without.optimizer_step == 2
+    for one, two in zip(brain.optimizer.state.values(), without.optimizer.state.values(), strict=True):
+        assert same(one.values(), two.values())
+    assert brain.stage_loss == without.stage_loss
+    assert brain.run_state.nonfinite_windows == 1
+    assert without.run_state.nonfinite_windows == 0
+
+
+@both
+def test_the_last_batch_may_be_the_bad_one(cls: type[Traced]) -> None:
+    """Also where the verdict is read late, it is read before anybody sees the result."""
+    brain = small(cls)
+    brain.fit(range(1), spoiled((4, 4, 3), 2), batches(2))
+    assert brain.run_state.nonfinite_windows == 1
+    assert brain.optimizer_step == 2
+    assert all(torch.isfinite(w).all() for w in weights(brain))
+    assert math.isfinite(brain.stage_loss)
+
+
+def test_one_bad_micro_batch_spoils_its_window_alone() -> None:
+    brain, without = small(Traced, grad_accumulation_factor=2), small(Traced, grad_accumulation_factor=2)
+    data = spoiled((4, 4, 3, 3, 2, 2), 2)
+    brain.fit(range(1), data)
+    without.fit(range(1), data[:2] + data[4:])
+    assert same(weights(brain), weights(without))
+    assert brain.optimizer_step == 2
+    assert brain.run_state.nonfinite_windows == 1
+    assert brain.stage_loss == without.stage_loss
+
+
+def test_a_gradient_that_is_not_finite_under_a_finite_loss() -> None:
+    """The root of zero: loss 0, slope infinite."""
+
+    class Root(Traced):
+        def compute_objectives(
+            self, predictions: torch.Tensor, batch: Batch, stage: bl.Stage
+        ) -> torch.Tensor:
+            return (predictions * batch["x"].abs().sum()).pow(2).sum().sqrt() / len(predictions)
+
+    data = batches(4, 4)
+    data[0]["x"].zero_()
+    brain = small(Root)
+    before = weights(brain)
+    brain.fit(range(1), data[:1])
+    assert same(weights(brain), before)
+    assert brain.run_state.nonfinite_windows == 1
+    brain.fit(range(1), data)
+    assert all(torch.isfinite(w).all() for w in weights(brain))
+    assert brain.optimizer_step == 1
+
+
+@both
+def test_patience_ends_the_run_with_the_weights_unharmed(cls: type[Traced]) -> None:
+    brain = small(cls, nonfinite_patience=2)
+    before = weights(brain)
+    with pytest.raises(ValueError, match="nonfinite_patience") as caught:
+        brain.fit(range(1), spoiled((2,) * 10, *range(10)))
+    assert "2" in str(caught.value)
+    assert same(weights(brain), before)
+    assert brain.step <= 5, "three are too many; the verdict may come one batch late"
+
+
+@both
+def test_patience_is_for_windows_in_a_row(cls: type[Traced]) -> None:
+    """Four bad ones among good ones are not the sign of a dead run."""
+    brain = small(cls, nonfinite_patience=3)
+    brain.fit(range(1), spoiled((2,) * 9, 1, 3, 5, 7))
+    assert brain.run_state.nonfinite_windows == 4
+    assert brain.optimizer_step == 5
+
+
+def test_no_patience_at_all() -> None:
+    with pytest.raises(ValueError, match="nonfinite_patience"):
+        small(nonfinite_patience=0).fit(range(1), spoiled((2, 2, 2), 1))
+
+
+def test_a_skipped_window_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    small().fit(range(1), spoiled((4, 4, 3), 1))
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert any("finite" in line for line in warnings)
+
+
+def test_two_optimizers_are_skipped_together() -> None:
+    """One of them alone would leave the parts of a model at different updates."""
+
+    class Two(Regression):
+        def init_optimizers(self) -> None:
+            weight, bias = self.modules.model.weight, self.modules.model.bias
+            self.optimizers_dict = {
+                "bias": torch.optim.SGD([bias], 0.1),
+                "weight": torch.optim.SGD([weight], 0.1),
+            }
+
+        def compute_objectives(
+            self, predictions: torch.Tensor, batch: Batch, stage: bl.Stage
+        ) -> torch.Tensor:
+            return (
+                super().compute_objectives(predictions, batch, stage)
+                + self.modules.model.weight[0, 0] * batch["bad"]
+            )
+
+    brain = small(Two, opt_class=None)
+    before = weights(brain)
+    data = batches(4)
+    data[0]["bad"] = torch.tensor(float("inf"))  # the gradient of the weight alone is infinite
+    brain.fit(range(1), data)
+    assert same(weights(brain), before)
+    assert brain.optimizer_step == 0
+
+
+def test_an_evaluation_loss_that_is_not_finite_is_reported_as_it_is() -> None:
+    assert math.isnan(small().evaluate(spoiled((4, 3), 0)))

@@ -18,9 +18,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from brainlib.brain_state import BrainState
+from brainlib.announcements import (
+    parameter_line,
+    say_finished,
+    say_from_where,
+    say_how,
+    warn_of_shadowed_options,
+    warn_of_unread_keys,
+)
+from brainlib.borrowing import choose_checkpoint, preserved_weights
+from brainlib.brain_state import MID_EPOCH_VALIDATION, BrainState, has_state, warn_of_unsaved
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
+from brainlib.compiling import compile_in_place
 from brainlib.data.sources import BatchSource, Lookahead, is_ready, source_of
 from brainlib.data.transfer import to_device
 from brainlib.distributed.world import World
@@ -34,6 +44,7 @@ from brainlib.seeding import derive, draw_seed, last_seed, preserved_generators
 from brainlib.stage import Stage
 from brainlib.triggers import Trigger, as_trigger
 from brainlib.update.gradients import Gradients
+from brainlib.update.loss_check import check_loss
 from brainlib.update.loss_weight import num_items
 from brainlib.update.parameter_groups import without_vector_decay
 from brainlib.update.watch import OptimizerWatch
@@ -50,48 +61,41 @@ _ALL_ALIKE: AbstractContextManager[None] = nullcontext()
 class Brain:
     """A training run. Subclass it, write `compute_forward` and `compute_objectives`, call `fit`.
 
-    Arguments
-    ---------
-    modules : dict of str to torch.nn.Module
-        What is trained; becomes the ModuleDict `self.modules` on the device. Nothing in it is ever replaced.
-    opt_class : callable
-        Takes parameters (or parameter groups), returns an optimizer: ``lambda p: torch.optim.Adam(p, 1e-3)``. None for
-        a Brain that makes its optimizers itself (`init_optimizers`) or trains without any.
-    hparams : dict
-        The experiment, usually from `load_hyperpyyaml`; reachable as ``self.hparams.key``. Options of SpeechBrain's names
-        are read from its top level, all options from its section ``run_opts``; ``seed`` is the seed of the run.
-    run_opts : dict or RunOptions
-        Options set by hand or on the command line; they win over hparams. ``docs/options.md`` lists all.
-    checkpointer : Checkpointer
-        Makes the run one that cannot be lost: it saves at each epoch's end and every 15 minutes, and goes on where the
-        newest checkpoint stands when the script is started again.
-    loggers : iterable of TrainLogger
-        Told the losses of each closed epoch.
-    profiler : object with ``start``, ``step`` and ``stop``, such as `torch.profiler.profile`
-        Started with each fit; one ``step`` an update.
-    extensions : iterable of Extension
-        What else happens periodically.
+    Args:
+        modules: names with modules: what is trained. Becomes the ModuleDict `self.modules` on the device; nothing
+            in it is ever replaced.
+        opt_class: takes parameters (or parameter groups), returns an optimizer, such as
+            ``lambda p: torch.optim.Adam(p, 1e-3)``. None for a Brain that makes its optimizers itself
+            (`init_optimizers`) or trains without any.
+        hparams: the experiment, usually from `load_hyperpyyaml`; reachable as ``self.hparams.key``. Options of
+            SpeechBrain's names are read from its top level, all options from its section ``run_opts``; ``seed`` is
+            the seed of the run.
+        run_opts: options set by hand or on the command line; they win over hparams. ``docs/options.md`` lists all.
+        checkpointer: makes the run one that cannot be lost. It saves at each epoch's end and every 15 minutes, and
+            goes on where the newest checkpoint stands when the script is started again.
+        loggers: are told the losses of each closed epoch.
+        profiler: an object with ``start``, ``step`` and ``stop``, such as `torch.profiler.profile`. Started with
+            each fit; one ``step`` an update.
+        extensions: what else happens periodically.
 
-    Raises
-    ------
-    ValueError
-        For an option that does not exist or does not fit, a device that is not there, a module that is none.
+    Raises:
+        ValueError: for an option that does not exist or does not fit, a device that is not there, a module that is
+            none.
 
-    Example
-    -------
-    >>> class SimpleBrain(Brain):
-    ...     def compute_forward(self, batch, stage):
-    ...         return self.modules.model(batch["input"])
-    ...
-    ...     def compute_objectives(self, predictions, batch, stage):
-    ...         return torch.nn.functional.l1_loss(predictions, batch["target"])
-    >>> model = torch.nn.Linear(10, 10)
-    >>> brain = SimpleBrain(
-    ...     {"model": model}, opt_class=lambda p: torch.optim.SGD(p, 0.1), run_opts={"noprogressbar": True}
-    ... )
-    >>> brain.fit(range(10), [{"input": torch.rand(10, 10), "target": torch.rand(10, 10)}])
-    >>> brain.optimizer_step
-    10
+    Example:
+        >>> class SimpleBrain(Brain):
+        ...     def compute_forward(self, batch, stage):
+        ...         return self.modules.model(batch["input"])
+        ...
+        ...     def compute_objectives(self, predictions, batch, stage):
+        ...         return torch.nn.functional.l1_loss(predictions, batch["target"])
+        >>> model = torch.nn.Linear(10, 10)
+        >>> brain = SimpleBrain(
+        ...     {"model": model}, opt_class=lambda p: torch.optim.SGD(p, 0.1), run_opts={"noprogressbar": True}
+        ... )
+        >>> brain.fit(range(10), [{"input": torch.rand(10, 10), "target": torch.rand(10, 10)}])
+        >>> brain.optimizer_step
+        10
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Brain:
         profiler: Any = None,
         extensions: Iterable[Extension] = (),
     ) -> None:
+        users_own = set(self.__dict__)  # attributes that a subclass made before it called this
         hparams = dict(hparams or {})
         # Who takes part, and how
         self._world = World.from_environment()
@@ -121,7 +126,9 @@ class Brain:
         self.optimizers_dict: dict[str, Optimizer] = {}
         self.hparams = HParams(hparams, watch=[key for key, _ in RunOptions.resembling(map(str, hparams))])
         # Where the run stands, and what it must not lose
-        self._run = self._outer_run = RunState()  # in a fit within a hook: its own, and that of the fit round it
+        self._run = self._outer_run = (
+            RunState()
+        )  # in a fit within a hook: its own, and that of the fit round it
         self._seed: int | None = _seed_of(hparams)
         self._state = BrainState(self)
         self.checkpointer = checkpointer
@@ -133,7 +140,8 @@ class Brain:
         # What a fit leaves for the methods it calls
         self.should_step = False
         self._fits_done = 0  # outer fits finished by this process: the number of the next one
-        self._ready = False  # whether on_fit_start has done its once-a-Brain work
+        self._prepared = False  # whether on_fit_start has done its once-a-Brain work
+        self._ready = False  # whether the first fit has looked at the result
         self._depth = 0  # fits within fits
         self._watch = OptimizerWatch()
         self._custom_fit_batch = False
@@ -144,14 +152,17 @@ class Brain:
         self._closing = False  # whether a checkpoint taken now stands for a closed epoch
         self._resumed: Checkpoint | None = None  # until the open epoch's on_stage_start has been run again
         self._epoch_counter: Any = None
-        self._fingerprint: dict[str, int] = {}
-        self._loaded_fingerprint: dict[str, int] | None = None
+        self._fingerprint: dict[str, int] = {}  # of the data that the open epoch is trained on
+        self._loaded_counter: Any = None  # the state of the open fit's epoch counter, until that fit begins
         self._checkpoint_choice: Any = None
         self._validate_now: Callable[[], float] = lambda: 0.0
+        self._is_last: Callable[[], bool] = lambda: (
+            False
+        )  # whether the batch in hand is the last of its epoch
         self._save_triggers: list[Trigger] = []
         self._optimizers: dict[str, Optimizer] = {}  # all that are found, looked up at each start of an epoch
         self._said: set[str] = set()
-        self._own_names = frozenset(self.__dict__) | {"_own_names"}
+        self._own_names = frozenset(self.__dict__).difference(users_own) | {"_own_names"}
         self._attach_checkpointer()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -164,7 +175,9 @@ class Brain:
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
         """From predictions to the loss, a scalar that is a mean over `loss_weight` items. Write this one."""
-        raise NotImplementedError(f"{type(self).__name__} must define compute_objectives(predictions, batch, stage)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define compute_objectives(predictions, batch, stage)"
+        )
 
     # ------------------------------------------------------------------------------------------------------------
     # What you may write: hooks, in the order in which they are called
@@ -176,8 +189,9 @@ class Brain:
         Compiles modules in place, distributes, makes the optimizers, recovers the newest checkpoint. A second fit goes
         on with the live weights and the same optimizers. All ranks.
         """
-        if self._ready:
+        if self._prepared:
             return
+        self._prepared = True
         self._compile()
         self._wrap_distributed()
         self.init_optimizers()
@@ -201,8 +215,10 @@ class Brain:
         """
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
-        """Called by `evaluate` first: puts the weights of the wanted checkpoint in place. They are put back afterwards."""
-        chosen = self._choose_checkpoint(max_key, min_key)
+        """Called by `evaluate` first: puts the weights of the wanted checkpoint in place. They are put "
+        "back afterwards.
+        """
+        chosen = choose_checkpoint(self.checkpointer, self._checkpoint_choice, max_key, min_key)
         if chosen is not None:
             assert self.checkpointer is not None
             self.checkpointer.load_checkpoint(chosen)
@@ -218,7 +234,8 @@ class Brain:
         if items is None:
             self._say_once(
                 "loss_weight",
-                f"cannot tell how many items a batch of type {type(batch).__name__} holds: each batch weighs 1. Override "
+                f"cannot tell how many items a batch of type {type(batch).__name__} holds: each batch "
+                f"weighs 1. Override "
                 "loss_weight(batch, stage) to say it.",
             )
             return 1.0
@@ -246,23 +263,21 @@ class Brain:
     ) -> None:
         """Train for the epochs of `epoch_counter`, validating after each. All ranks.
 
-        Arguments
-        ---------
-        epoch_counter : iterable
-            Such as ``range(10)`` or an `EpochCounter`; its values are handed to the hooks. Finished epochs are not
-            repeated when the script is started again, whichever of the two it is.
-        train_set, valid_set
-            A Dataset, a DataLoader, or a list or iterable of ready batches. With loader options a list is a Dataset.
-        progressbar : bool
-            Whether to show a bar; None: unless ``noprogressbar`` is set.
-        train_loader_kwargs, valid_loader_kwargs : dict
-            Handed to `make_dataloader`: ``{"batch_size": 16, "shuffle": True, "num_workers": 2}``.
+        Args:
+            epoch_counter: such as ``range(10)`` or an `EpochCounter`; its values are handed to the hooks. Closed
+                epochs are not repeated when the script is started again, whichever of the two it is.
+            train_set: a Dataset, a DataLoader, or a list or iterable of ready batches. With loader options a list is
+                a Dataset of items.
+            valid_set: the same, or None.
+            progressbar: whether to show a bar; None: unless ``noprogressbar`` is set.
+            train_loader_kwargs: handed to `make_dataloader`:
+                ``{"batch_size": 16, "shuffle": True, "num_workers": 2}``.
+            valid_loader_kwargs: the same for the valid_set.
 
-        Raises
-        ------
-        ValueError
-            For an empty set, an iterator that is used up in the second epoch, more than ``nonfinite_patience`` updates
-            in a row that were not finite, or data that changed in the middle of an epoch that is resumed.
+        Raises:
+            ValueError: for an empty set, an iterator that is used up in the second epoch, more than
+                ``nonfinite_patience`` updates in a row that were not finite, or data that changed in the middle of
+                an epoch that is resumed.
         """
         if self._options.test_only:
             logger.info("fit: skipped, because the option test_only is set")
@@ -271,13 +286,17 @@ class Brain:
             train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
             self.on_fit_start()
-            self._settle_in(train)
-            for epoch in self._open_epochs(epoch_counter, run):
+            self._settle_in()
+            for epoch in self._open_epochs(epoch_counter, run, train):
                 train_loss = self._fit_train(train, valid, epoch, progressbar)
-                valid_loss = None if valid is None else self._fit_valid(valid, epoch, progressbar, closing=True)
+                valid_loss = (
+                    None if valid is None else self._fit_valid(valid, epoch, progressbar, closing=True)
+                )
                 self._close_epoch(epoch, train_loss, valid_loss)
 
-    def _fit_train(self, train: BatchSource, valid: BatchSource | None, epoch: Any, progressbar: bool | None) -> float:
+    def _fit_train(
+        self, train: BatchSource, valid: BatchSource | None, epoch: Any, progressbar: bool | None
+    ) -> float:
         """One epoch of training, from the batch at which the run stands. All ranks."""
         run = self._run
         self.modules.train()  # before the hook: what the hook freezes stays frozen
@@ -334,7 +353,9 @@ class Brain:
                 summed = loss * weight if self._weighted else loss
                 (self.scaler.scale(summed) if self.scaler.is_enabled() else summed).backward()
             except (RuntimeError, AttributeError, TypeError):
-                self._check_loss(loss)  # raises where it can say more than torch did
+                check_loss(
+                    loss, f"compute_objectives of {type(self).__name__}"
+                )  # raises where it can say more
                 raise
         if self._weighted:
             run.weight += weight
@@ -348,9 +369,13 @@ class Brain:
         """One update: unscale → norm → finite? → one multiply (window weight × clip) → step → scaler → count → zero."""
         run, scaler, max_norm = self._run, self.scaler, self._options.max_grad_norm
         scale = 1.0 / run.weight if run.weight else 1.0
-        active = [self._gradients_of(optimizer) for optimizer in self.freeze_optimizers(self._steppable()).values()]
+        active = [
+            self._gradients_of(optimizer) for optimizer in self.freeze_optimizers(self._steppable()).values()
+        ]
         if scaler.is_enabled():
-            active = [each for each in active if each.tensors()]  # the scaler refuses an optimizer without gradients
+            active = [
+                each for each in active if each.tensors()
+            ]  # the scaler refuses an optimizer without gradients
             for each in active:
                 scaler.unscale_(each.optimizer)
         norms = [each.norm(scale) for each in active]
@@ -365,7 +390,9 @@ class Brain:
         else:
             run.skip_window()
             if finite_losses and scaler.is_enabled():
-                run.nonfinite_in_a_row -= 1  # the scaler is looking for its scale: an overflow is its ordinary signal
+                run.nonfinite_in_a_row -= (
+                    1  # the scaler is looking for its scale: an overflow is its ordinary signal
+                )
         if scaler.is_enabled() and active:
             scaler.update()
         self._zero_all()
@@ -380,7 +407,7 @@ class Brain:
             return False
         if self._extensions:
             self._extensions.fire(self)
-        if self._save_triggers and any([due(self) for due in self._save_triggers]):
+        if self._save_triggers and self._save_is_due():
             assert self.checkpointer is not None
             self.checkpointer.save_checkpoint(end_of_epoch=False, reason="timed")
         return self._limit_reached(run)
@@ -423,26 +450,23 @@ class Brain:
     ) -> float:
         """The average loss over `test_set`, with the weights of a checkpoint; leaves the Brain as it was. All ranks.
 
-        Arguments
-        ---------
-        test_set
-            As for `fit`.
-        max_key, min_key : str
-            Take the checkpoint with the largest or smallest value of this metric.
-        progressbar : bool
-            Whether to show a bar.
-        test_loader_kwargs : dict
-            Handed to `make_dataloader`.
-        checkpoint : "best", "last", "current" or a path
-            Which weights. By default those of the last criterion that was declared in ``save_and_keep_only``, else of
-            the newest checkpoint, else the current ones. A line says which.
+        Args:
+            test_set: as for `fit`.
+            max_key: take the checkpoint with the largest value of this metric.
+            min_key: take the one with the smallest value.
+            progressbar: whether to show a bar; None: unless ``noprogressbar`` is set.
+            test_loader_kwargs: handed to `make_dataloader`.
+            checkpoint: which weights: "best", "last", "current" or a path. By default those of the last criterion
+                that was declared in ``save_and_keep_only``, else of the newest checkpoint, else the current ones. A
+                line says which.
 
-        Returns
-        -------
-        float
+        Returns:
             The loss, weighted by `loss_weight`.
+
+        Raises:
+            ValueError: for an empty set, or a checkpoint that is not there.
         """
-        with self._borrowed_weights(max_key, min_key, checkpoint):
+        with self._borrowing(max_key, min_key, checkpoint):
             test = self._source(test_set, Stage.TEST, test_loader_kwargs)
             self.on_evaluate_start(max_key=max_key, min_key=min_key)
             return self._evaluate_stage(test, Stage.TEST, None, progressbar)
@@ -452,6 +476,7 @@ class Brain:
     ) -> float:
         """Every batch of a stage once, without gradients. All ranks."""
         mean, total, limit = RunningMean(), source.num_batches, self._batch_limit(stage)
+        giver = "evaluate_batch" if self._overridden("evaluate_batch") else "compute_objectives"
         self._eval_step = 0
         self.on_stage_start(stage, epoch)
         self.modules.eval()
@@ -463,8 +488,8 @@ class Brain:
                 for batch in self._on_device(batches):
                     self._eval_step += 1
                     loss = self.evaluate_batch(batch, stage)
-                    if not isinstance(loss, (float, int)) and getattr(loss, "numel", int)() != 1:
-                        self._check_loss(loss)
+                    if not isinstance(loss, (float, int)):
+                        check_loss(loss, f"{giver} of {type(self).__name__}", needs_graph=False)
                     mean.add(loss, self._average_weight(self._weight(batch, stage)))
                     bar.advance(mean.value)
             if self._eval_step == 0:
@@ -499,11 +524,14 @@ class Brain:
         >>> Doubles(run_opts={"noprogressbar": True}).predict([torch.ones(1), torch.ones(2)])
         [tensor([2.]), tensor([2., 2.])]
         """
-        with self._borrowed_weights(None, None, checkpoint):
+        with self._borrowing(None, None, checkpoint):
             source = self._source(dataset, Stage.TEST, loader_kwargs)
             Brain.on_evaluate_start(self)
             self.modules.eval()
-            with torch.no_grad(), self._progress.bar("test", source.num_batches, 0, self._shows(progressbar)) as bar:
+            with (
+                torch.no_grad(),
+                self._progress.bar("test", source.num_batches, 0, self._shows(progressbar)) as bar,
+            ):
                 predictions = []
                 for batch in self._on_device(source.read(self._run_seed(), 0)):
                     with self.evaluation_ctx:
@@ -525,7 +553,9 @@ class Brain:
         [[1, 2], [3]]
         """
         if hasattr(dataset, "__len__") and len(dataset) == 0:
-            raise ValueError(f"the {stage.name} dataset is empty: it holds no item. Check the manifest and its filters.")
+            raise ValueError(
+                f"the {stage.name} dataset is empty: it holds no item. Check the manifest and its filters."
+            )
         return DataLoader(dataset, **loader_kwargs)
 
     def init_optimizers(self) -> None:
@@ -538,7 +568,8 @@ class Brain:
         parameters: Any = list(self.modules.parameters())
         if not parameters:
             raise ValueError(
-                f"opt_class is given, but the modules ({quoted(self.modules)}) have no parameters to train. Give modules "
+                f"opt_class is given, but the modules ({quoted(self.modules)}) have no parameters to train. "
+                f"Give modules "
                 "with parameters, or opt_class=None to train without an optimizer."
             )
         if self._options.remove_vector_weight_decay:
@@ -547,7 +578,9 @@ class Brain:
         self.optimizers_dict = {"opt_class": self.optimizer}
 
     def freeze_optimizers(self, optimizers: dict[str, Optimizer]) -> dict[str, Optimizer]:
-        """The optimizers that take part in the coming update; all by default. The gradients of the others are zeroed too."""
+        """The optimizers that take part in the coming update; all by default. The gradients of the others "
+        "are zeroed too.
+        """
         return optimizers
 
     def zero_grad(self, set_to_none: bool = False) -> None:
@@ -572,7 +605,8 @@ class Brain:
         """For a ``fit_batch`` of your own: whether loss and gradients are finite, so that a step may be made."""
         finite = loss is None or bool(torch.isfinite(loss.detach()).all())
         return finite and all(
-            math.isfinite(self._gradients_of(optimizer).norm().item()) for optimizer in self._all_optimizers().values()
+            math.isfinite(self._gradients_of(optimizer).norm().item())
+            for optimizer in self._all_optimizers().values()
         )
 
     def update_average(self, loss: Tensor | float, avg_loss: float) -> float:
@@ -585,7 +619,7 @@ class Brain:
 
     def print_trainable_parameters(self) -> None:
         """Log how many parameters there are, and how many of them are trained."""
-        logger.info("%s", self._parameter_line())
+        logger.info("%s", parameter_line(self.modules))
 
     # ------------------------------------------------------------------------------------------------------------
     # What the run can be asked
@@ -636,10 +670,12 @@ class Brain:
     # ------------------------------------------------------------------------------------------------------------
 
     def found_recoverables(self) -> dict[str, Any]:
-        """What a checkpoint holds of this Brain, by name: asked anew at each save and load, since hooks may add to it."""
+        """What a checkpoint holds of this Brain, by name: asked anew at each save and load, since hooks "
+        "may add to it.
+        """
         found: dict[str, Any] = {"brain": self._state, **dict(self.modules.items())}
         for name, value in self.__dict__.items():
-            if name not in self._own_names and _has_state(value):
+            if name not in self._own_names and has_state(value):
                 found.setdefault(name, value)
         if self.optimizer is not None:
             found.setdefault("optimizer", self.optimizer)
@@ -666,7 +702,8 @@ class Brain:
     @contextmanager
     def _numbered_fit(self, epoch_counter: Iterable[Any]) -> Iterator[RunState]:
         """The counters of this fit. An outer fit has a number, and keeps it until it is finished; a fit inside a hook
-        has counters of its own and leaves those of the outer one alone."""
+        has counters of its own and leaves those of the outer one alone.
+        """
         if self._depth:
             kept = self._run, self.should_step, self._eval_step, self._epoch_counter, self._closing
             kept_rest = self._resumed, self._validate_now, self._updates_before, self._fingerprint
@@ -680,11 +717,15 @@ class Brain:
                 if self._profiler is not None:
                     self._profiler.start()
                 started = True
-            with torch.inference_mode(False), torch.enable_grad():  # a hook of a validation may call fit, inside no_grad
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+            ):  # a hook of a validation may call fit, inside no_grad
                 yield self._run
             if self._depth == 1:
                 self._fits_done += 1
-                self._warn_of_unread_keys()
+                warn_of_unread_keys(self.hparams.unread())
+                self.hparams.forget_unread()
         except BaseException as error:
             if self._depth == 1 and self._extensions:
                 self._extensions.on_error(self, error)
@@ -702,42 +743,46 @@ class Brain:
                 if self._extensions:
                     self._extensions.close(self)
 
-    def _settle_in(self, train: BatchSource) -> None:
+    def _settle_in(self) -> None:
         """After on_fit_start: look at what it made and loaded, and say how this fit starts."""
         self._custom_fit_batch = self._overridden("fit_batch")
         self._optimizers = self._all_optimizers()
         self._gradients.clear()
         self._weighted = self._options.grad_accumulation_factor > 1 or self._world.size > 1
-        before, self._fingerprint = self._fingerprint, train.fingerprint()
-        if self._depth > 1:
-            return
         if self._ready:
-            self._check_fingerprint(before)
             return
         self._ready = True
         newest = self.checkpointer.newest() if self.checkpointer is not None and self._state.loaded else None
         if self._seed is None:
             self._seed = draw_seed()
-        self._say_start(newest)
+        say_how(self.modules, self.device, self._options, self._seed)
+        say_from_where(self._run, newest, self.checkpointer)
         self._save_triggers = self._make_save_triggers()
+        if self.checkpointer is not None:
+            warn_of_unsaved(self, self.checkpointer)
         if newest is not None:
             self._state.restore_generators()
             if self._run.step > 0:
                 self._resumed = newest
-                self._check_fingerprint(self._loaded_fingerprint or {})
-        self._warn_of_shadowed_options()
+        warn_of_shadowed_options(self.__dict__, self._own_names, self._options)
 
-    def _open_epochs(self, epoch_counter: Iterable[Any], run: RunState) -> Iterator[Any]:
+    def _open_epochs(self, epoch_counter: Iterable[Any], run: RunState, train: BatchSource) -> Iterator[Any]:
         """The epochs that are not closed yet; says so when there is none."""
         if self._depth == 1:
             number = self._fits_done
             if run.fit > number:
-                logger.info("fit %d of this script was finished before the checkpoint was made: nothing to do", number)
+                logger.info(
+                    "fit %d of this script was finished before the checkpoint was made: nothing to do", number
+                )
                 if hasattr(epoch_counter, "seek"):
                     epoch_counter.seek(max(epoch_counter.current, epoch_counter.limit))  # type: ignore[attr-defined]
                 return
             if run.fit < number:
                 run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
+            elif self._loaded_counter is not None and hasattr(epoch_counter, "load_state_dict"):
+                epoch_counter.load_state_dict(self._loaded_counter)
+            self._loaded_counter = None
+            self._check_fingerprint(train)
             self._extensions.start(self)
             for trigger in self._save_triggers:
                 trigger.start(self)
@@ -748,7 +793,9 @@ class Brain:
             epochs = iter(epoch_counter)
         else:
             epochs = islice(epoch_counter, run.epoch, None)
-        limited = self._depth == 1 and self._limit_reached(run)
+        limited = (
+            self._limit_reached(run) and run.step == 0
+        )  # an open epoch still has its end and its validation
         any_open = False
         while not limited and not (self._options.debug and run.epoch >= self._options.debug_epochs):
             epoch = next(epochs, epochs)
@@ -756,13 +803,14 @@ class Brain:
                 break
             any_open = True
             yield epoch
-            limited = self._depth == 1 and self._limit_reached(run)
+            limited = self._limit_reached(run)
         if not any_open:
-            self._say_finished(epoch_counter, run)
+            say_finished(epoch_counter, run, self._limit_reached(run))
 
     def _replay_resumed(self) -> None:
         """The open epoch's on_stage_start has been run again, as at the cut epoch's start: what it did to the state is
-        undone by applying the saved state once more, also to what it created."""
+        undone by applying the saved state once more, also to what it created.
+        """
         if self._resumed is not None:
             assert self.checkpointer is not None
             self.checkpointer.load_checkpoint(self._resumed)
@@ -774,19 +822,25 @@ class Brain:
         """The batches from where the run stands, the window over them, and how many there are in the epoch."""
         run, limit, total = self._run, self._batch_limit(Stage.TRAIN), train.num_batches
         batches = train.read(self._run_seed(), run.epoch_start + run.epoch, run.step)
-        if limit is not None:
+        if self._limit_reached(run):
+            batches = iter(())
+        elif limit is not None:
             batches = islice(batches, max(limit - run.step, 0))
             total = min(limit, total if total is not None else limit)
         factor = self._options.grad_accumulation_factor
         self._updates_before = run.optimizer_step
         self._watch.clear()
-        if train.num_batches is not None or factor == 1:
+        if train.num_batches is not None:
+            self._is_last = lambda: run.step == total or self._limit_reached(run)
             return self._on_device(batches), Window(factor, last=total), total
         ahead = Lookahead(batches)
+        self._is_last = lambda: run.step == limit or self._limit_reached(run) or ahead.is_last()
         return self._on_device(ahead), Window(factor, last=limit, is_last=ahead.is_last), total
 
     def _run_seed(self) -> int:
-        """The seed of a fit's data order. The first fit's is the seed of the run; later and inner fits derive theirs."""
+        """The seed of a fit's data order. The first fit's is the seed of the run; later and inner fits "
+        "derive theirs.
+        """
         seed = self._seed or 0
         if self._depth > 1:
             return derive(seed, "inner", *self._outer_run.point())
@@ -818,7 +872,8 @@ class Brain:
                 run.skip_window(closes)
             elif watch.stepped or closes:
                 counted_by_user = run.optimizer_step != self._updates_before
-                run.commit_window(watch.stepped and not counted_by_user, run.finite_pending(), closes)
+                finite = run.finite_pending() and not watch.refused
+                run.commit_window(watch.stepped and not counted_by_user, finite, closes)
             else:
                 return False
         self._updates_before = run.optimizer_step
@@ -827,12 +882,10 @@ class Brain:
         return True
 
     def _returned_loss(self, loss: Any) -> float | Tensor:
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            return loss.detach()
         if isinstance(loss, (int, float)):
             return float(loss)
-        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
-        raise ValueError(f"fit_batch of {type(self).__name__} returned {what}; it must return the loss: a scalar tensor or a number")
+        check_loss(loss, f"fit_batch of {type(self).__name__}", needs_graph=False)
+        return loss.detach()  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------------------------------------
     # Small matters
@@ -854,30 +907,14 @@ class Brain:
             weight = weight.item()
         if not (isinstance(weight, (int, float)) and weight > 0 and math.isfinite(weight)):
             raise ValueError(
-                f"loss_weight gave {weight!r} for a {stage.name} batch; it must be a positive number: how many items the loss "
+                f"loss_weight gave {weight!r} for a {stage.name} batch; it must be a positive number: how "
+                f"many items the loss "
                 "is a mean over. Drop batches without items before they come here."
             )
         return weight
 
     def _average_weight(self, weight: float) -> float:
         return weight if self._options.loss_average == "items" else 1.0
-
-    def _check_loss(self, loss: Any) -> None:
-        """Say what is wrong with a loss that had no backward."""
-        given = f"compute_objectives of {type(self).__name__} returned"
-        if not isinstance(loss, Tensor):
-            raise ValueError(f"{given} a {type(loss).__name__} ({loss!r}); it must return the loss as a tensor, so that gradients can flow") from None
-        if loss.numel() != 1:
-            raise ValueError(
-                f"{given} a tensor of shape {list(loss.shape)}; the loss must be a scalar. Reduce it, for example with "
-                ".mean(), and let loss_weight say how many items that is a mean over."
-            ) from None
-        if not loss.requires_grad:
-            raise ValueError(
-                f"{given} a loss without a graph: nothing in it depends on a parameter that requires a gradient. Look for "
-                ".detach(), .item(), torch.no_grad(), or modules that are all frozen; to train without gradients override "
-                "fit_batch."
-            ) from None
 
     def _check_patience(self) -> None:
         run, patience = self._run, self._options.nonfinite_patience
@@ -892,7 +929,8 @@ class Brain:
         if run.nonfinite_in_a_row > patience:
             raise ValueError(
                 f"{run.nonfinite_in_a_row} updates in a row had a loss or gradient that is not finite, more than "
-                f"nonfinite_patience={patience} allows. The weights are those of the last good update. Look at the data of "
+                f"nonfinite_patience={patience} allows. The weights are those of the last good update. Look "
+                f"at the data of "
                 "these batches, lower the learning rate, or raise nonfinite_patience."
             )
 
@@ -920,8 +958,9 @@ class Brain:
             optimizer.zero_grad(set_to_none=True)
 
     def _limit_reached(self, run: RunState) -> bool:
+        """Whether the run has made all its updates; a fit in a hook is not limited."""
         limit = self._options.optimizer_step_limit
-        return limit is not None and run.optimizer_step >= limit
+        return limit is not None and self._depth == 1 and run.optimizer_step >= limit
 
     def _batch_limit(self, stage: Stage) -> int | None:
         options = self._options
@@ -941,28 +980,21 @@ class Brain:
         options = dict(loader_kwargs or {})
         if isinstance(data, DataLoader):
             if options:
-                logger.warning("the loader options %s have no effect: %s is a DataLoader already", sorted(options), name)
+                logger.warning(
+                    "the loader options %s have no effect: %s is a DataLoader already", sorted(options), name
+                )
         elif not is_ready(data, options):
             if not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
-                raise TypeError(f"{name} is a {type(data).__name__}, which a loader cannot read. Give a Dataset.")
-            data = self.make_dataloader(data, stage, **({"ckpt_prefix": None} if stage is not Stage.TRAIN else {}), **options)
+                raise TypeError(
+                    f"{name} is a {type(data).__name__}, which a loader cannot read. Give a Dataset."
+                )
+            data = self.make_dataloader(
+                data, stage, **({"ckpt_prefix": None} if stage is not Stage.TRAIN else {}), **options
+            )
         return source_of(data, name)
 
     def _compile(self) -> None:
-        """torch.compile in place, module by module: keys, attributes and isinstance stay as they are."""
-        options = self._options
-        keys = options.compile_module_keys if options.compile_module_keys is not None else list(self.modules)
-        if not options.compile:
-            return
-        for key in keys:
-            if key not in self.modules:
-                raise ValueError(f"compile_module_keys names {key!r}; the modules are {quoted(self.modules)}")
-            self.modules[key].compile(
-                mode=options.compile_mode,
-                fullgraph=options.compile_using_fullgraph,
-                dynamic=True if options.compile_using_dynamic_shape_tracing else None,
-            )
-        logger.info("compiled in place at their first call: %s", quoted(keys))
+        compile_in_place(self.modules, self._options)
 
     def _wrap_distributed(self) -> None:
         """Where DDP will wrap the step; with one process there is nothing to wrap."""
@@ -989,64 +1021,24 @@ class Brain:
                 module.training = training
 
     @contextmanager
-    def _borrowed_weights(self, max_key: str | None, min_key: str | None, checkpoint: Any) -> Iterator[None]:
+    def _borrowing(self, max_key: str | None, min_key: str | None, checkpoint: Any) -> Iterator[None]:
         """Inside, the weights may be those of a checkpoint; weights, modes and generators come back afterwards."""
         if max_key is not None and min_key is not None:
-            raise ValueError(f"evaluate was given max_key={max_key!r} and min_key={min_key!r}; give one of them")
-        self._checkpoint_choice = checkpoint
-        own_loading = self._overridden("on_evaluate_start")
-        weights = self._weights() if (self.checkpointer is not None and checkpoint != "current") or own_loading else []
-        only_weights = nullcontext() if self.checkpointer is None else self.checkpointer.weights_only()
-        with self._as_it_was(), preserved_generators(), only_weights:
-            try:
-                yield
-            finally:
-                self._checkpoint_choice = None
-                for module, state in weights:
-                    module.load_state_dict(state)
-
-    def _weights(self) -> list[tuple[torch.nn.Module, dict[str, Any]]]:
-        """A copy of every module that loading a checkpoint could change."""
-        registered = () if self.checkpointer is None else self.checkpointer.recoverables.values()
-        found = [*self.modules.values(), *self.found_recoverables().values(), *registered]
-        modules = {id(each): each for each in found if isinstance(each, torch.nn.Module)}
-        return [
-            (module, {k: v.clone() if isinstance(v, Tensor) else v for k, v in module.state_dict().items()})
-            for module in modules.values()
-        ]
-
-    def _choose_checkpoint(self, max_key: str | None, min_key: str | None) -> Any:
-        """What `evaluate` should load: a checkpoint, a path, or None for the current weights; says which."""
-        choice, checkpointer = self._checkpoint_choice, self.checkpointer
-        if choice == "current":
-            return None
-        if checkpointer is None:
-            if choice is not None:
-                raise ValueError(f"checkpoint={choice!r} needs a Brain with a checkpointer; this one has none")
-            return None
-        if choice is not None and choice not in ("best", "last"):
-            logger.info("evaluating with the weights of %s", choice)
-            return choice
-        criterion = checkpointer.declared_criterion()
-        if max_key is not None or min_key is not None:
-            found = checkpointer.find_checkpoint(max_key=max_key, min_key=min_key)
-            why = f"{'largest' if max_key else 'smallest'} {max_key or min_key}"
-        elif choice != "last" and criterion is not None:
-            order, key = criterion
-            found = checkpointer.find_checkpoint(**{f"{order}_key": key})
-            why = f"{'largest' if order == 'max' else 'smallest'} {key}"
-        elif choice == "best":
             raise ValueError(
-                "checkpoint='best' needs a criterion, and none was declared: save with save_and_keep_only(..., "
-                "min_keys=[...]) or max_keys=[...], or give evaluate a max_key or min_key"
+                f"evaluate was given max_key={max_key!r} and min_key={min_key!r}; give one of them"
             )
-        else:
-            found, why = checkpointer.newest(), "newest"
-        if found is None:
-            logger.info("evaluating with the current weights: there is no checkpoint in %s", checkpointer.checkpoints_dir)
-        else:
-            logger.info("evaluating with the weights of %s (%s)", found.path, why)
-        return found
+        loads = self._overridden("on_evaluate_start") or (
+            self.checkpointer is not None and checkpoint != "current"
+        )
+        registered = () if self.checkpointer is None else self.checkpointer.recoverables.values()
+        lent = [*self.modules.values(), *self.found_recoverables().values(), *registered] if loads else []
+        weights_only = nullcontext() if self.checkpointer is None else self.checkpointer.weights_only()
+        self._checkpoint_choice = checkpoint
+        try:
+            with self._as_it_was(), preserved_generators(), weights_only, preserved_weights(lent):
+                yield
+        finally:
+            self._checkpoint_choice = None
 
     def _attach_checkpointer(self) -> None:
         if self.checkpointer is None:
@@ -1065,85 +1057,34 @@ class Brain:
             *([as_trigger((updates, "step"))] if updates else []),
         ]
 
+    def _save_is_due(self) -> bool:
+        return (
+            sum(due(self) for due in self._save_triggers) > 0
+        )  # all are asked: each remembers where it looked
+
     def _own_extensions(self) -> Sequence[Extension]:
         every = self._options.valid_interval_steps
         if not every:
             return ()
 
-        @make_extension(trigger=(every, "step"), name="mid_epoch_validation", priority=300)
+        @make_extension(trigger=(every, "step"), name=MID_EPOCH_VALIDATION, priority=300)
         def validate(brain: Brain) -> None:
-            if brain._run.step:  # an epoch that closes has just been validated
+            # Where the epoch ends here, its own validation follows; where it is closed, that has just been.
+            if brain._run.step and not brain._is_last():
                 brain._validate_now()
 
         return (validate,)
 
-    def _check_fingerprint(self, before: Mapping[str, int]) -> None:
+    def _check_fingerprint(self, train: BatchSource) -> None:
         """Inside an epoch, a position means the same only in the same data."""
-        run, now = self._run, self._fingerprint
-        if run.step and run.fit == self._fits_done and dict(before) != now:
+        run, before, now = self._run, self._fingerprint, train.fingerprint()
+        if run.step and before != now:
             raise ValueError(
-                f"the training data changed in the middle of epoch {run.epoch + 1} of fit {run.fit} (batch {run.step} was the "
-                f"last): it had {dict(before)}, now it has {now}. Go on with the same data and batch size, or start a new "
-                "output folder from these weights."
+                f"the training data changed in the middle of epoch {run.epoch + 1} of fit {run.fit} (batch {run.step} "
+                f"was the last): it had {before}, now it has {now}. Go on with the same data and batch size, or start "
+                "a new output folder from these weights."
             )
-
-    def _parameter_line(self) -> str:
-        parameters = list(self.modules.parameters())
-        total = sum(param.numel() for param in parameters)
-        trained = sum(param.numel() for param in parameters if param.requires_grad)
-        return f"{trained:,} trainable of {total:,} parameters"
-
-    def _say_start(self, newest: Checkpoint | None) -> None:
-        options, run = self._options, self._run
-        clip = "no clipping" if options.max_grad_norm is None else f"gradients clipped to norm {options.max_grad_norm:g}"
-        differing = ", ".join(f"{name}={value!r}" for name, value in options.differing().items())
-        logger.info(
-            "%s on %s in %s; %s; seed %s%s",
-            self._parameter_line(),
-            self.device,
-            options.precision,
-            clip,
-            self._seed,
-            f"; options: {differing}" if differing else "",
-        )
-        if newest is not None:
-            where = f"epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"{run.epoch} epochs closed"
-            logger.info("resumed from %s: fit %d, %s, update %d", newest.path, run.fit, where, run.optimizer_step)
-        elif self.checkpointer is not None:
-            logger.info("starting from scratch: there is no checkpoint in %s", self.checkpointer.checkpoints_dir)
-
-    def _say_finished(self, epoch_counter: Any, run: RunState) -> None:
-        if self._limit_reached(run):
-            logger.info("nothing to do: the run has made its %d updates (optimizer_step_limit)", run.optimizer_step)
-        elif hasattr(epoch_counter, "limit"):
-            logger.info(
-                "nothing to do: the epoch counter stands at %s of %s. Raise its limit, or give fit a new counter, to train on.",
-                epoch_counter.current,
-                epoch_counter.limit,
-            )
-        elif run.epoch:
-            logger.info("nothing to do: fit %d is finished, all its %d epochs are closed", run.fit, run.epoch)
-        else:
-            logger.warning("nothing to do: %r holds no epoch", epoch_counter)
-
-    def _warn_of_shadowed_options(self) -> None:
-        for name in RunOptions.names():
-            if name in self.__dict__ and name not in self._own_names and self.__dict__[name] != getattr(self._options, name):
-                logger.warning(
-                    "the attribute %s = %r of your Brain is your own: the option %s stays %r. To change the option, pass "
-                    "run_opts={%r: ...}.",
-                    name,
-                    self.__dict__[name],
-                    name,
-                    getattr(self._options, name),
-                    name,
-                )
-
-    def _warn_of_unread_keys(self) -> None:
-        pairs = RunOptions.resembling(self.hparams.unread())
-        if pairs:
-            listed = ", ".join(f"{key!r} (did you mean {option!r}?)" for key, option in pairs)
-            self._say_once("unread", f"nothing read these keys of hparams, which look like options: {listed}")
+        self._fingerprint = now
 
     def _say_once(self, what: str, message: str) -> None:
         if what not in self._said:
@@ -1155,6 +1096,12 @@ def _module_dict(modules: Mapping[str, torch.nn.Module] | None) -> torch.nn.Modu
     for name, module in (modules or {}).items():
         if not isinstance(module, torch.nn.Module):
             raise ValueError(f"modules[{name!r}] is a {type(module).__name__}; it must be a torch.nn.Module")
+        if not isinstance(name, str) or not name.isidentifier() or hasattr(torch.nn.ModuleDict, name):
+            raise ValueError(
+                f"modules has the key {name!r}; a key becomes an attribute of brain.modules, so it must be "
+                f"a plain name "
+                "(letters, digits, underscores) that torch.nn.ModuleDict does not use itself"
+            )
     return torch.nn.ModuleDict(dict(modules or {}))
 
 
@@ -1165,13 +1112,6 @@ def _seed_of(hparams: Mapping[str, Any]) -> int | None:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"the hparams key 'seed' is {seed!r}; it must be an integer, 0 or more")
     return seed
-
-
-def _has_state(value: Any) -> bool:
-    """Whether an attribute of the Brain has state that a checkpoint can hold."""
-    if isinstance(value, torch.Generator):
-        return True
-    return not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _plain_epoch(epoch: Any) -> dict[str, Any]:

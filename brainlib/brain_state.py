@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from brainlib.common.logs import logger
@@ -11,9 +12,11 @@ from brainlib.seeding import generator_states, set_generator_states
 
 if TYPE_CHECKING:
     from brainlib.brain import Brain
+    from brainlib.checkpoint.checkpointer import Checkpointer
 
-__all__ = ["BrainState"]
+__all__ = ["MID_EPOCH_VALIDATION", "BrainState", "has_state", "warn_of_unsaved"]
 
+MID_EPOCH_VALIDATION = "mid_epoch_validation"  # the extension behind the option valid_interval_steps
 _VERSION = 1
 
 
@@ -26,7 +29,9 @@ class BrainState:
     def __init__(self, brain: Brain) -> None:
         self._brain = brain
         self._generators: dict[str, Any] | None = None
-        self.saved_point: tuple[int, int, int] | None = None  # of the newest checkpoint this process wrote or read
+        self.saved_point: tuple[int, int, int] | None = (
+            None  # of the newest checkpoint this process wrote or read
+        )
         self.loaded = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,21 +57,28 @@ class BrainState:
         if state.get("version") != _VERSION:
             raise ValueError(
                 f"the state of the Brain in this checkpoint has version {state.get('version')!r}; this brainlib reads "
-                f"version {_VERSION}. Continue the run with the brainlib that wrote it, or start from its weights alone."
+                f"version {_VERSION}. Continue the run with the brainlib that wrote it, or start from its "
+                f"weights alone."
             )
         brain._outer_run.load_state_dict(state["run"])
         if brain._seed is not None and state["seed"] != brain._seed:
             logger.warning(
-                "the checkpoint was made with seed %s, this start asks for seed %s: going on with %s, so that the run stays the same",
+                "the checkpoint was made with seed %s, this start asks for seed %s: going on with %s, so "
+                "that the run stays the same",
                 state["seed"],
                 brain._seed,
                 state["seed"],
             )
         brain._seed = state["seed"]
-        brain._loaded_fingerprint = state["data"]
-        if state["epoch_counter"] is not None and hasattr(brain._epoch_counter, "load_state_dict"):
-            brain._epoch_counter.load_state_dict(state["epoch_counter"])
-        brain._extensions.load_state_dict(state["extensions"])
+        brain._fingerprint = state["data"]
+        brain._loaded_counter = state[
+            "epoch_counter"
+        ]  # of the fit that is open: the one that starts may be an earlier one
+        here = {each.name for each in brain._extensions}
+        extensions = state["extensions"].items()  # ours comes and goes with its option; the user's are strict
+        brain._extensions.load_state_dict(
+            {k: v for k, v in extensions if k in here or k != MID_EPOCH_VALIDATION}
+        )
         put_gradients(brain, state["gradients"])
         brain.set_extra_state(state["extra"])
         self._generators = state["generators"]
@@ -77,6 +89,41 @@ class BrainState:
         """Put the generators back where the checkpoint found them; nothing to do without a loaded one."""
         if self._generators is not None:
             set_generator_states(self._generators)
+
+
+def warn_of_unsaved(brain: Brain, checkpointer: Checkpointer) -> None:
+    """Name, in one warning, what is trained or has state and is in no checkpoint."""
+    saved = [*checkpointer.recoverables.values(), *brain.found_recoverables().values()]
+    modules = [each for each in saved if isinstance(each, torch.nn.Module)]
+    held = {id(param) for module in modules for param in module.parameters()}
+    lost = [
+        f"parameter {place} of shape {list(param.shape)}"
+        for place, param in _named_parameters(brain).items()
+        if param.requires_grad and id(param) not in held
+    ]
+    lost += [
+        f"hparams.{key} ({type(value).__name__})"
+        for key, value in vars(brain.hparams).items()
+        if has_state(value) and not any(value is each for each in saved) and not _covered(value, held)
+        if value is not checkpointer and value is not brain._epoch_counter
+    ]
+    if lost:
+        logger.warning(
+            "no checkpoint holds %s, and a resumed run will not have it: put modules into `modules`, make other objects "
+            "attributes of the Brain, or register them with checkpointer.add_recoverable(name, object)",
+            ", ".join(lost),
+        )
+
+
+def _covered(value: Any, held: set[int]) -> bool:
+    return isinstance(value, torch.nn.Module) and all(id(param) in held for param in value.parameters())
+
+
+def has_state(value: Any) -> bool:
+    """Whether an object has state that a checkpoint can hold."""
+    if isinstance(value, torch.Generator):
+        return True
+    return not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _state_of(counter: Any) -> Any:

@@ -12,8 +12,9 @@ __all__ = ["HParams"]
 class HParams(SimpleNamespace):
     """``brain.hparams``: every key of the experiment as an attribute.
 
-    A key that looks like a misspelt option (`watch`) is held apart until it is first read; what is still held at the end
-    of the first fit was read by nobody, and the Brain says so. All other keys are plain attributes from the start.
+    A key that looks like a misspelt option (`watch`) is held apart until it is first read; what is still
+    held at the end of the first fit was read by nobody, and the Brain says so. All other keys are plain
+    attributes from the start.
 
     >>> hparams = HParams({"lr": 0.1, "max_grad_nrom": 1.0}, watch=["max_grad_nrom"])
     >>> hparams.lr, hparams.unread()
@@ -40,3 +41,8 @@ class HParams(SimpleNamespace):
     def unread(self) -> list[str]:
         """The watched keys that nothing has read."""
         return list(self._held)
+
+    def forget_unread(self) -> None:
+        """Stop watching: every key becomes a plain attribute."""
+        for name in self.unread():
+            getattr(self, name)

@@ -44,21 +44,20 @@ class Autocast(AbstractContextManager[None]):
 def autocast_context(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """The context for one of ``fp32`` (does nothing), ``bf16``, ``fp16``.
 
-    Raises
-    ------
-    ValueError
-        For fp16 on a CPU: gradients underflow there without a scaler, and CPUs have no fast fp16.
+    Raises:
+        ValueError: For fp16 on a CPU: gradients underflow there without a scaler, and CPUs have no fast fp16.
 
-    Example
-    -------
-    >>> with autocast_context("bf16", torch.device("cpu")):
-    ...     torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype
-    torch.bfloat16
+    Example:
+        >>> with autocast_context("bf16", torch.device("cpu")):
+        ...     torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype
+        torch.bfloat16
     """
     if precision == "fp32":
         return nullcontext()
     if precision == "fp16" and device.type == "cpu":
-        raise ValueError("precision is 'fp16' and the device is 'cpu'; use precision: bf16 there, or an accelerator")
+        raise ValueError(
+            "precision is 'fp16' and the device is 'cpu'; use precision: bf16 there, or an accelerator"
+        )
     return Autocast(device.type, _DTYPES[precision])
 
 

@@ -85,34 +85,24 @@ _COUNTERS = (
 class RunState:
     """Every counter of a run; see the module for its transitions.
 
-    Attributes
-    ----------
-    fit : int
-        Number of the current fit of the script, from 0; -1 before the first.
-    epoch : int
-        Epochs *closed* in this fit.
-    epoch_start : int
-        What the epoch counter stood at when this fit began.
-    step : int
-        Batches trained on in the open epoch.
-    micro : int
-        Micro-batches in the open window.
-    weight : float
-        Sum of their weights, where the default ``fit_batch`` scaled the losses by them; else 0.
-    optimizer_step : int
-        Windows in which some optimizer stepped, over the whole run.
-    nonfinite_windows, nonfinite_in_a_row : int
-        Windows skipped because a gradient or loss was not finite: all of them, and those since the last good one.
-    loss : RunningMean
-        Training loss of the open epoch over committed windows.
+    Attributes:
+        fit: number of the current fit of the script, from 0; -1 before the first.
+        epoch: epochs *closed* in this fit.
+        epoch_start: what the epoch counter stood at when this fit began.
+        step: batches trained on in the open epoch.
+        micro: micro-batches in the open window.
+        weight: sum of their weights, where the default ``fit_batch`` scaled the losses by them; else 0.
+        optimizer_step: windows in which some optimizer stepped, over the whole run.
+        nonfinite_windows: windows skipped because a gradient or loss was not finite, over the whole run.
+        nonfinite_in_a_row: those since the last good window.
+        loss: `RunningMean` of the training loss of the open epoch, over committed windows.
 
-    Example
-    -------
-    >>> run = RunState()
-    >>> run.begin_fit(0, epoch_start=0)
-    >>> run.begin_batch(); run.record(2.0, 4.0); run.commit_window(stepped=True)
-    >>> run.step, run.optimizer_step, run.loss.value()
-    (1, 1, 2.0)
+    Example:
+        >>> run = RunState()
+        >>> run.begin_fit(0, epoch_start=0)
+        >>> run.begin_batch(); run.record(2.0, 4.0); run.commit_window(stepped=True)
+        >>> run.step, run.optimizer_step, run.loss.value()
+        (1, 1, 2.0)
     """
 
     __slots__ = (*_COUNTERS, "loss", "pending", "recorded", "verdict")
@@ -248,5 +238,3 @@ class RunState:
             setattr(self, name, state[name])
         self.loss.load_state_dict(state["loss"])
         self.pending = [(loss, weight) for loss, weight in state["pending"]]
-
-

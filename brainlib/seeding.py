@@ -34,27 +34,20 @@ _last_seed: int | None = None
 def seed_everything(seed: int = 0) -> int:
     """Seed Python's, numpy's and torch's global generators, and remember the seed as the one of runs that name none.
 
-    Arguments
-    ---------
-    seed : int
-        0 ≤ seed < 2**63. Larger than 2**32 is folded for numpy, whose global generator takes 32 bits.
+    Args:
+        seed: 0 ≤ seed < 2**63. What is larger than 32 bits is folded for numpy, whose global generator takes 32.
 
-    Returns
-    -------
-    int
+    Returns:
         The seed, so that a YAML line can hold it: ``__set_seed: !apply:brainlib.seed_everything [!ref <seed>]``.
 
-    Raises
-    ------
-    ValueError
-        If the seed is not an integer in that range. It is never replaced by another silently.
+    Raises:
+        ValueError: if the seed is no integer in that range. It is never replaced by another silently.
 
-    Example
-    -------
-    >>> seed_everything(1234)
-    1234
-    >>> a = torch.rand(2); _ = seed_everything(1234); torch.equal(a, torch.rand(2))
-    True
+    Example:
+        >>> seed_everything(1234)
+        1234
+        >>> a = torch.rand(2); _ = seed_everything(1234); torch.equal(a, torch.rand(2))
+        True
     """
     global _last_seed
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**63:
@@ -94,7 +87,9 @@ def derive(*parts: int | str) -> int:
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of all process-wide generators as tensors, numbers and lists, so that the safe loader reads them back."""
+    """The states of all process-wide generators as tensors, numbers and lists, so that the safe loader "
+    "reads them back.
+    """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {

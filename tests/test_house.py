@@ -75,3 +75,10 @@ assert before == after, [name for name in before if before[name] != after[name]]
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_room_is_a_package() -> None:
+    """A folder without __init__.py is left out of what is installed, and the arrows in it are not checked."""
+    rooms = {path.parent for path in (ROOT / "brainlib").rglob("*.py")}
+    missing = sorted(str(room.relative_to(ROOT)) for room in rooms if not (room / "__init__.py").exists())
+    assert not missing, f"no __init__.py in {', '.join(missing)}"

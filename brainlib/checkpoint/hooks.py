@@ -1,7 +1,7 @@
 """Checkpoint hooks of your own: a class whose methods write a file and read it back.
 
-For a class that has `state_dict` and `load_state_dict` none of this is needed. Hooks are for what is better kept in a format
-of its own (a tokenizer, an index, a text file)::
+For a class that has `state_dict` and `load_state_dict` none of this is needed. Hooks are for what is better kept in a
+format of its own (a tokenizer, an index, a text file)::
 
     @register_checkpoint_hooks
     class Tokenizer:
@@ -89,10 +89,10 @@ def mark_as_loader(method: Method) -> Method:
     Raises:
         TypeError: It cannot be called so.
 
-    >>> @mark_as_loader
+    >>> @mark_as_loader  # doctest: +ELLIPSIS
     ... def _load(self, path): ...
     Traceback (most recent call last):
-    TypeError: a method marked with mark_as_loader is called as (self, path, end_of_epoch), which _load(self, path) does not take
+    TypeError: a method marked with mark_as_loader is called as (self, path, end_of_epoch), which _load(self, path) ...
     """
     check_load_hook(method, "a method marked with mark_as_loader", "(self, path, end_of_epoch)")
     return _mark(method, "loader")
@@ -125,7 +125,9 @@ def register_checkpoint_hooks(cls: Class, *, save_on_main_only: bool = True) -> 
 
 
 @overload
-def register_checkpoint_hooks(cls: None = None, *, save_on_main_only: bool = True) -> Callable[[Class], Class]: ...
+def register_checkpoint_hooks(
+    cls: None = None, *, save_on_main_only: bool = True
+) -> Callable[[Class], Class]: ...
 
 
 def register_checkpoint_hooks(cls: Any = None, *, save_on_main_only: bool = True) -> Any:
@@ -133,7 +135,7 @@ def register_checkpoint_hooks(cls: Any = None, *, save_on_main_only: bool = True
 
     Args:
         cls: The class.
-        save_on_main_only: Kept for SpeechBrain's callers. Only the main process writes checkpoints, so False has no effect.
+        save_on_main_only: Kept for SpeechBrain's callers. Only the main process writes, so False has no effect.
 
     Raises:
         TypeError: The class, its parents included, lacks a saver or a loader.
@@ -196,7 +198,9 @@ def check_save_hook(hook: Callable[..., Any], what: str, called_as: str = "(obj,
     _check(hook, what, called_as, (object(), Path("path")))
 
 
-def check_load_hook(hook: Callable[..., Any], what: str, called_as: str = "(obj, path, end_of_epoch)") -> None:
+def check_load_hook(
+    hook: Callable[..., Any], what: str, called_as: str = "(obj, path, end_of_epoch)"
+) -> None:
     """Raises a TypeError when `hook` cannot be called with an object, a path and end_of_epoch.
 
     >>> check_load_hook(lambda obj, path, end_of_epoch, device=None: None, "the load hook of 'model'")

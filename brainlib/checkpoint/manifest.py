@@ -39,10 +39,15 @@ FORMAT = "brainlib-checkpoint"
 VERSION = 1  # raised when an older reader would misread what a newer writer wrote
 LARGEST_MANIFEST = 1 << 26  # bytes; real ones are a few kilobytes, a larger one is not read into memory
 
-# Why a checkpoint was made. "user": by the user's own call. "epoch" and "end": the trainer, at a closed epoch and at the
-# end of fit. "timed" and "signal": the trainer, inside an epoch. "error": a snapshot of a run that failed.
+# Why a checkpoint was made. "user": by the user's own call. "epoch" and "end": the trainer, at a closed epoch and at
+# the end of fit. "timed" and "signal": the trainer, inside an epoch. "error": a snapshot of a run that failed.
 REASONS = ("user", "epoch", "end", "timed", "signal", "error")
-AUTOMATIC = ("epoch", "end", "timed", "signal")  # of these the newest is kept; the user's go by the user's rules
+AUTOMATIC = (
+    "epoch",
+    "end",
+    "timed",
+    "signal",
+)  # of these the newest is kept; the user's go by the user's rules
 
 
 @dataclass(frozen=True)
@@ -215,15 +220,22 @@ def from_bytes(data: bytes, path: Path) -> Checkpoint:
             time=float(content["time"]),
             criterion=(content["criterion"][0], content["criterion"][1]) if content["criterion"] else None,
             recoverables={
-                name: Saved(s["kind"], _inside(s["path"]), tuple(_inside(file) for file in s["files"]), s["class"])
+                name: Saved(
+                    s["kind"], _inside(s["path"]), tuple(_inside(file) for file in s["files"]), s["class"]
+                )
                 for name, s in content["recoverables"].items()
             },
-            files={_inside(name): FileSum(int(s["size"]), str(s["sha256"])) for name, s in content["files"].items()},
+            files={
+                _inside(name): FileSum(int(s["size"]), str(s["sha256"]))
+                for name, s in content["files"].items()
+            },
             environment=dict(content["environment"]),
             world_size=int(content["world_size"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise DamagedCheckpointError(f"its {MANIFEST} lacks something or holds a wrong type ({error!r})") from error
+        raise DamagedCheckpointError(
+            f"its {MANIFEST} lacks something or holds a wrong type ({error!r})"
+        ) from error
     for name, saved in checkpoint.recoverables.items():
         if not set(saved.files) <= set(checkpoint.files):
             raise DamagedCheckpointError(f"its {MANIFEST} gives no sums for the files of {name!r}")

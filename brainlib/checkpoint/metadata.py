@@ -1,7 +1,7 @@
 """Metadata: what a user notes beside a checkpoint (metrics, an epoch, a remark), as plain JSON values.
 
-Numpy and tensor scalars become numbers, arrays become lists. JSON has no NaN, so the three numbers that are not finite are
-written as strings, and a list of the places tells them from a user's own "nan".
+Numpy and tensor scalars become numbers, arrays become lists. JSON has no NaN, so the three numbers that are not finite
+are written as strings, and a list of the places tells them from a user's own "nan".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How each kind of object is saved and applied: one small class per kind, chosen by `kind_of`.
 
-A kind says what the state is, what in a saved state does not fit the live object (before anything is touched), how it is
-applied, and how the live object is put back when a later one fails. It never writes: `states` and `store` do.
+A kind says what the state is, what in a saved state does not fit the live object (before anything is touched), how it
+is applied, and how the live object is put back when a later one fails. It never writes: `states` and `store` do.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LISTED = 8  # names in an error before it says "and n more"
 class ParameterNames:
     """All names that each parameter goes by in the modules that a checkpoint knows.
 
-    An optimizer knows its parameters by position only, and positions change with the order of construction; names do not.
-    A tied parameter has several, and one that no known module holds has none.
+    An optimizer knows its parameters by position only, and positions change with the order of construction; names do
+    not. A tied parameter has several, and one that no known module holds has none.
 
     Args:
         modules: The known modules, by the name they are saved under.
@@ -38,12 +38,12 @@ class ParameterNames:
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._names: dict[int, list[str]] = {}
         for prefix, module in modules.items():
-            for name, parameter in module.named_parameters(remove_duplicate=False):
+            for name, parameter in bare_module(module).named_parameters(remove_duplicate=False):
                 self._names.setdefault(id(parameter), []).append(f"{prefix}.{name}")
 
     def of(self, parameter: torch.Tensor) -> tuple[str, ...]:
-        """The names of a parameter, sorted; empty for one that no known module holds."""
-        return tuple(sorted(self._names.get(id(parameter), ())))
+        """The names of a parameter, the shortest first; empty for one that no known module holds."""
+        return tuple(sorted(self._names.get(id(parameter), ()), key=lambda name: (len(name), name)))
 
 
 class Kind:
@@ -112,7 +112,9 @@ class ModuleKind(Kind):
             if not isinstance(there, torch.Tensor):
                 lines.append(f"{key!r} is a {type(there).__name__} in the checkpoint and a tensor here")
             elif there.shape != here.shape:
-                lines.append(f"{key!r} has shape {tuple(there.shape)} in the checkpoint and {tuple(here.shape)} here")
+                lines.append(
+                    f"{key!r} has shape {tuple(there.shape)} in the checkpoint and {tuple(here.shape)} here"
+                )
         return lines
 
     def apply(self, obj: torch.nn.Module, state: Any, names: ParameterNames) -> None:
@@ -142,6 +144,7 @@ class OptimizerKind(Kind):
         return {
             **state,
             "brainlib": {
+                "class": class_name(obj),
                 "names": [list(_names_of(p, n, names)) for p, n in parameters],
                 "shapes": [list(p.shape) for p, _ in parameters],
             },
@@ -178,14 +181,16 @@ class SchedulerKind(Kind):
         return _without_functions(obj.state_dict())
 
     def problems(self, obj: LRScheduler, state: Any, names: ParameterNames) -> list[str]:
-        return _differences(_without_functions(obj.state_dict()), state)
+        # Names with an underscore are torch's own business and change from version to version.
+        there = _public(state) if isinstance(state, Mapping) else state
+        return _differences(_public(_without_functions(obj.state_dict())), there)
 
     def snapshot(self, obj: LRScheduler) -> Any:
         return clone(_without_functions(obj.state_dict()))
 
 
 class ScalerKind(Kind):
-    """A gradient scaler: nothing is missing when a run without mixed precision goes on with it, or the other way round."""
+    """A gradient scaler: nothing is missing when a run goes on with or without mixed precision, unlike before."""
 
     name = "scaler"
     optional = True
@@ -209,7 +214,11 @@ class GeneratorKind(Kind):
 
     def problems(self, obj: torch.Generator, state: Any, names: ParameterNames) -> list[str]:
         there, here = state["state"].shape, obj.get_state().shape
-        return [] if there == here else [f"a state of {there[0]} bytes does not fit a generator on {obj.device} ({here[0]} bytes)"]
+        return (
+            []
+            if there == here
+            else [f"a state of {there[0]} bytes does not fit a generator on {obj.device} ({here[0]} bytes)"]
+        )
 
     def apply(self, obj: torch.Generator, state: Any, names: ParameterNames) -> None:
         obj.set_state(state["state"])
@@ -317,8 +326,14 @@ def _listed(names: list[str]) -> str:
     return quoted(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
+def _public(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if not key.startswith("_")}
+
+
 def _without_functions(state: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in state.items() if not callable(value) or isinstance(value, torch.Tensor)}
+    kept = {
+        key: value for key, value in state.items() if not callable(value) or isinstance(value, torch.Tensor)
+    }
     return kept if len(kept) < len(state) else state
 
 
@@ -347,7 +362,9 @@ def _names_of(parameter: torch.Tensor, own: str | None, names: ParameterNames) -
     return names.of(parameter) or ((f"param_names:{own}",) if own is not None else ())
 
 
-def _match(optimizer: torch.optim.Optimizer, state: Any, names: ParameterNames) -> tuple[list[int], list[str]]:
+def _match(
+    optimizer: torch.optim.Optimizer, state: Any, names: ParameterNames
+) -> tuple[list[int], list[str]]:
     """For each live parameter its position in the saved state; and what does not fit, as lines."""
     saved_names = [tuple(entry) for entry in state["brainlib"]["names"]]
     shapes = [tuple(shape) for shape in state["brainlib"]["shapes"]]
@@ -355,12 +372,14 @@ def _match(optimizer: torch.optim.Optimizer, state: Any, names: ParameterNames) 
     live = list(_parameters(optimizer))
     live_names = [_names_of(parameter, own, names) for parameter, own in live]
 
-    # By name where there are names. One without a name is found by its place among those without.
+    # By name where there are names. One without a name is found by its place among those without. A checkpoint that
+    # was made with no module beside its optimizer has no names at all: then places are all there is.
     nameless = iter([position for position, entry in enumerate(saved_names) if not entry])
     places: list[int | None] = []
     for entry in live_names:
         hits = sorted({by_name[name] for name in entry if name in by_name})
-        places.append((hits[0] if len(hits) == 1 else None) if entry else next(nameless, None))
+        by_place = not entry or not by_name
+        places.append(next(nameless, None) if by_place else hits[0] if len(hits) == 1 else None)
 
     def told(position: int, entry: tuple[str, ...]) -> str:
         return entry[0] if entry else f"parameter {position}, without a name"
@@ -371,6 +390,8 @@ def _match(optimizer: torch.optim.Optimizer, state: Any, names: ParameterNames) 
         lines.append(f"missing in the checkpoint: {_listed(missing)}")
     if leftover := [told(i, entry) for i, entry in enumerate(saved_names) if i not in set(used)]:
         lines.append(f"unknown to this optimizer: {_listed(leftover)}")
+    if lines and by_name and not any(live_names):
+        lines.append("no module known here holds its parameters; register the module beside the optimizer")
     if lines or len(used) != len(set(used)):
         twice = sorted({told(place, saved_names[place]) for place in used if used.count(place) > 1})
         return [], lines or [f"two parameters here were one when saved: {_listed(twice)}"]
@@ -379,11 +400,14 @@ def _match(optimizer: torch.optim.Optimizer, state: Any, names: ParameterNames) 
     for (parameter, _), place in zip(live, places_found, strict=True):
         if tuple(parameter.shape) != shapes[place]:
             lines.append(
-                f"{told(place, saved_names[place])!r} has shape {shapes[place]} in the checkpoint and {tuple(parameter.shape)} here"
+                f"{told(place, saved_names[place])!r} has shape {shapes[place]} in the checkpoint and "
+                f"{tuple(parameter.shape)} here"
             )
     lines.extend(_group_problems(optimizer, state, places_found))
     if isinstance(optimizer, torch.optim.LBFGS) and places_found != sorted(places_found):
-        lines.append("LBFGS keeps all parameters in one vector, so their order must be the one of the checkpoint")
+        lines.append(
+            "LBFGS keeps all parameters in one vector, so their order must be the one of the checkpoint"
+        )
     return places_found, lines
 
 
@@ -401,12 +425,19 @@ def _group_problems(optimizer: torch.optim.Optimizer, state: Any, places: list[i
     here, there = len(optimizer.param_groups), len(state["param_groups"])
     if here != there:
         return [f"the checkpoint has {there} parameter groups and this optimizer {here}"]
+    lacking = sorted(
+        {key for group in state["param_groups"] for key in optimizer.defaults if key not in group}
+    )
+    if lacking and state["brainlib"].get("class") != class_name(optimizer):
+        return [f"it was saved by {state['brainlib'].get('class')}, whose groups lack {_listed(lacking)}"]
     groups = _groups_of(optimizer, state, places)
     taken = [next(iter(group)) for group in groups if group]
     if any(len(group) > 1 for group in groups) or len(taken) != len(set(taken)):
-        return ["the parameter groups are divided differently: " + "; ".join(
-            f"group {g} here holds parameters of group {', '.join(map(str, sorted(group)))} there" for g, group in enumerate(groups)
-        )]  # fmt: skip
+        told = [
+            f"group {g} here holds parameters of group {', '.join(map(str, sorted(group)))} there"
+            for g, group in enumerate(groups)
+        ]
+        return ["the parameter groups are divided differently: " + "; ".join(told)]
     return []
 
 
@@ -414,7 +445,9 @@ def _reordered(optimizer: torch.optim.Optimizer, state: Any, places: list[int]) 
     """The saved state in the order of the live parameters and groups; the saved one is left alone."""
     position_of = {place: position for position, place in enumerate(places)}
     groups = _groups_of(optimizer, state, places)
-    unused = iter(sorted(set(range(len(groups))) - {g for group in groups for g in group}))  # groups without parameters
+    unused = iter(
+        sorted(set(range(len(groups))) - {g for group in groups for g in group})
+    )  # groups without parameters
     new_groups, start = [], 0
     for live, group in zip(optimizer.param_groups, groups, strict=True):
         saved = state["param_groups"][next(iter(group)) if group else next(unused)]
@@ -423,7 +456,8 @@ def _reordered(optimizer: torch.optim.Optimizer, state: Any, places: list[int]) 
         new_groups.append({**kept, "params": list(range(start, start + size))})
         start += size
     new_state = {
-        (position_of.get(key, key) if isinstance(key, int) else key): value for key, value in state["state"].items()
+        (position_of.get(key, key) if isinstance(key, int) else key): value
+        for key, value in state["state"].items()
     }
     rest = {key: value for key, value in state.items() if key not in ("state", "param_groups", "brainlib")}
     return {**rest, "state": new_state, "param_groups": new_groups}

@@ -71,7 +71,8 @@ def by_metric(key: str, best: str) -> Callable[[Ranked], float | None]:
             return None
         if not isinstance(value, (bool, int, float)):
             raise CheckpointError(
-                f"the metric {key!r} of {getattr(checkpoint, 'path', 'a checkpoint')} is {value!r}; only numbers can be compared"
+                f"the metric {key!r} of {getattr(checkpoint, 'path', 'a checkpoint')} is {value!r}; only numbers can "
+                "be compared"
             )
         return -value if best == "min" else +value
 
@@ -96,7 +97,9 @@ def rank(checkpoints: Iterable[C], score: Score[C], *, nan_last: bool = False) -
         value = score(checkpoint)
         if value is None:
             continue
-        value = value if isinstance(value, int) else float(value)  # a tensor or numpy scalar from a user's function
+        value = (
+            value if isinstance(value, int) else float(value)
+        )  # a tensor or numpy scalar from a user's function
         nan = isinstance(value, float) and math.isnan(value)
         if not nan or nan_last:
             scored.append(((nan, 0 if nan else -value, -checkpoint.commit), checkpoint))
@@ -106,8 +109,8 @@ def rank(checkpoints: Iterable[C], score: Score[C], *, nan_last: bool = False) -
 def doomed(checkpoints: Iterable[C], scores: Sequence[Score[C]], num_to_keep: int) -> list[C]:
     """Those that no rule keeps, the oldest first.
 
-    Each score keeps its best `num_to_keep`; what one keeps is kept. A checkpoint that takes no part in any score (it has
-    none of the metrics) is not touched. NaN comes last in each score, so that it goes first.
+    Each score keeps its best `num_to_keep`; what one keeps is kept. A checkpoint that takes no part in any score (it
+    has none of the metrics) is not touched. NaN comes last in each score, so that it goes first.
 
     Args:
         checkpoints: The candidates, in any order.
@@ -139,7 +142,9 @@ def known_metrics(checkpoints: Iterable[Ranked]) -> list[str]:
     >>> known_metrics([Info(commit=1, meta={"loss": 0.5, "remark": "warm"})])
     ['loss']
     """
-    return sorted({key for c in checkpoints for key, value in c.meta.items() if isinstance(value, (bool, int, float))})
+    return sorted(
+        {key for c in checkpoints for key, value in c.meta.items() if isinstance(value, (bool, int, float))}
+    )
 
 
 def require_metric(key: str, checkpoints: Sequence[Ranked]) -> None:
@@ -149,9 +154,9 @@ def require_metric(key: str, checkpoints: Sequence[Ranked]) -> None:
         CheckpointError: It lists the metrics there are.
 
     >>> from types import SimpleNamespace as Info
-    >>> require_metric("los", [Info(commit=1, meta={"loss": 0.5})])
+    >>> require_metric("los", [Info(commit=1, meta={"loss": 0.5})])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    brainlib.checkpoint.errors.CheckpointError: no checkpoint has the metric 'los'. Those there are: 'loss'. Did you mean 'loss'?
+    brainlib.checkpoint.errors.CheckpointError: no checkpoint has the metric 'los'. Those there are: 'loss'. Did you ...
     """
     if not any(checkpoint.meta.get(key) is not None for checkpoint in checkpoints):
         there = known_metrics(checkpoints)

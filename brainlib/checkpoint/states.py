@@ -1,7 +1,7 @@
 """What a state may hold, and how it becomes a file that the safe loader reads back.
 
 A state is what `state_dict()` returned. It is refused before a byte is written when it holds something that
-``torch.load(weights_only=True)`` would not give back: better at the first save than at the resume after a night of training.
+``torch.load(weights_only=True)`` would not give back: better at the first save than at the resume after a night.
 States without tensors are JSON, so that people can read them; all others are ``torch.save`` files.
 """
 
@@ -41,7 +41,7 @@ HINTS = {
 
 
 def tidy(state: Any, where: str) -> Any:
-    """The state with ``numpy.float64`` as `float` (same bits; schedules computed with numpy leave them in a learning rate).
+    """The state with ``numpy.float64`` as `float`: the same bits, and schedules leave them in a learning rate.
 
     Args:
         state: What `state_dict()` returned; it is left alone.
@@ -78,7 +78,9 @@ def _tidy(value: Any, where: str, place: str, above: set[int]) -> Any:
         _try_alone(value, where, place)
         return value
     if id(value) in above:
-        raise CheckpointError(f"{where}: {place} contains itself; a state is a tree of numbers, strings and tensors")
+        raise CheckpointError(
+            f"{where}: {place} contains itself; a state is a tree of numbers, strings and tensors"
+        )
     above.add(id(value))
     tidied: Any = value
     if isinstance(value, dict):
@@ -106,7 +108,15 @@ def _try_alone(value: Any, where: str, place: str) -> None:
         torch.save(value, buffer)
         buffer.seek(0)
         torch.load(buffer, map_location="cpu", weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError, RuntimeError, ValueError, RecursionError, ImportError) as error:
+    except (
+        pickle.PickleError,
+        AttributeError,
+        TypeError,
+        RuntimeError,
+        ValueError,
+        RecursionError,
+        ImportError,
+    ) as error:
         kind = type(value)
         hint = HINTS.get(kind.__module__.partition(".")[0])
         raise CheckpointError(
@@ -190,7 +200,9 @@ def read_state(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).strip().splitlines()
-        told = next((line.strip() for line in reason if "GLOBAL" in line), reason[0] if reason else repr(error))
+        told = next(
+            (line.strip() for line in reason if "GLOBAL" in line), reason[0] if reason else repr(error)
+        )
         raise CheckpointError(
             f"{path} cannot be read by the safe loader (torch.load(weights_only=True)): {told} If you wrote it and "
             "trust it, allow its class with torch.serialization.add_safe_globals before loading"

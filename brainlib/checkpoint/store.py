@@ -1,8 +1,8 @@
 """A folder of checkpoints, each of which is there completely or not at all.
 
 A commit: a temporary folder beside the final name → every file written and synced → the manifest last → the temporary
-folder synced → one rename → the parent folder synced. A checkpoint is removed by the same trick backwards: one rename, then
-the files. So at every instant what has a final name is complete, and what a killed process left behind is seen by its name.
+folder synced → one rename → the parent folder synced. A checkpoint is removed by the same trick backwards: one rename,
+then the files. So at every instant what has a final name is complete, and what a killed process left shows in its name.
 
 The store knows bytes, names and sums; what the files mean is not its business.
 """
@@ -30,7 +30,9 @@ WRITING = ".writing-"  # a commit that is not finished
 DELETING = ".deleting-"  # a checkpoint that is on its way out
 OURS = re.compile(r"(step|commit)-\d{8,}(-\d+)?|CKPT\+.+")  # the final names that the store gives
 FOREIGN = "CKPT.yaml"  # what SpeechBrain writes where we have a manifest
-IDLE_SECONDS = 3600.0  # another machine's temporary in which nothing was written for so long has no writer any more
+IDLE_SECONDS = (
+    3600.0  # another machine's temporary in which nothing was written for so long has no writer any more
+)
 NAME_BYTES = 200  # file systems allow 255 for a name; suffixes of ours need a few
 
 
@@ -46,9 +48,9 @@ def check_name(name: str, what: str) -> str:
 
     >>> check_name("dataloader-TRAIN", "a recoverable")
     'dataloader-TRAIN'
-    >>> check_name("a/b", "a checkpoint")
+    >>> check_name("a/b", "a checkpoint")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    brainlib.checkpoint.errors.CheckpointError: 'a/b' cannot be the name of a checkpoint: it holds '/'; letters, digits, '-', '_', '.' and '=' are fine
+    brainlib.checkpoint.errors.CheckpointError: 'a/b' cannot be the name of a checkpoint: it holds '/'; ...
     """
     wrong = ""
     if not isinstance(name, str) or not name:
@@ -72,12 +74,13 @@ class Draft:
     """A checkpoint that is being written, in its temporary folder; only `Store.commit` makes one.
 
     >>> import tempfile
-    >>> store = Store(tempfile.mkdtemp())
-    >>> with store.draft() as draft:
-    ...     with draft.file("a.txt") as file:
-    ...         _ = file.write(b"hello")
-    ...     checkpoint = store.commit(draft, Checkpoint(draft.path, {}, 0), "step-00000001")
-    >>> checkpoint.path.name, list(checkpoint.files)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = Store(folder)
+    ...     with store.draft() as draft:
+    ...         with draft.file("a.txt") as file:
+    ...             _ = file.write(b"hello")
+    ...         checkpoint = store.commit(draft, Checkpoint(draft.path, {}, 0), "step-00000001")
+    ...     checkpoint.path.name, list(checkpoint.files)
     ('step-00000001', ['a.txt'])
     """
 
@@ -109,14 +112,18 @@ class Draft:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
                 elif not entry.is_file(follow_symlinks=False):
-                    raise CheckpointError(f"{name} is no regular file; a checkpoint holds its bytes itself, so links cannot be kept")
+                    raise CheckpointError(
+                        f"{name} is no regular file; a checkpoint holds its bytes itself, so links cannot be kept"
+                    )
                 elif name not in self.files:
                     fd = os.open(entry.path, os.O_RDONLY)
                     try:
                         self._disk.fsync(fd)
                     finally:
                         self._disk.close(fd)
-                    self.files[name] = FileSum(entry.stat(follow_symlinks=False).st_size, sha256_of(entry.path))
+                    self.files[name] = FileSum(
+                        entry.stat(follow_symlinks=False).st_size, sha256_of(entry.path)
+                    )
                     new.append(name)
             if folder != self.path:
                 self._disk.fsync_dir(folder)
@@ -130,22 +137,24 @@ class Store:
         folder: Where the checkpoints are; created by the first commit.
         disk: What it writes through.
 
-    >>> Store("/nowhere/yet").list()
+    >>> Store("/nowhere/yet").listed()
     []
     """
 
     def __init__(self, folder: str | os.PathLike[str], disk: Disk = DISK) -> None:
         self.folder = Path(folder)
-        self.damaged: dict[str, str] = {}  # folder name → what is wrong, as of the last `list`
+        self.damaged: dict[str, str] = {}  # folder name → what is wrong, as of the last `listed`
         self._disk = disk
-        self._known: dict[str, tuple[tuple[int, ...], Checkpoint]] = {}  # folder name → manifest's stat, content
+        self._known: dict[
+            str, tuple[tuple[int, ...], Checkpoint]
+        ] = {}  # folder name → manifest's stat, content
         self._scanned = False
         self._last_commit = 0
         self._said: set[tuple[str, str]] = set()
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def list(self) -> list[Checkpoint]:
+    def listed(self) -> list[Checkpoint]:
         """All checkpoints with an intact manifest, the newest commit first; warns once of each that has none.
 
         A manifest is read once and remembered for as long as its file is the same.
@@ -165,7 +174,9 @@ class Store:
             except OSError as error:
                 if OURS.fullmatch(name) and entry.is_dir():
                     if os.path.exists(os.path.join(entry.path, FOREIGN)):
-                        self._say_once(name, "is a SpeechBrain checkpoint, which this folder's listing leaves out")
+                        self._say_once(
+                            name, "is a SpeechBrain checkpoint, which this folder's listing leaves out"
+                        )
                     elif isinstance(error, FileNotFoundError):
                         damaged[name] = f"it has no {MANIFEST}"
                     else:
@@ -186,9 +197,9 @@ class Store:
         return self.known()
 
     def known(self) -> list[Checkpoint]:
-        """As `list`, without looking at the folder again: what the last look and this process's own commits say."""
+        """As `listed`, without looking at the folder again: what the last look and this process's own commits say."""
         if not self._scanned:
-            return self.list()
+            return self.listed()
         found = [checkpoint for _, checkpoint in self._known.values()]
         return sorted(found, key=lambda c: (c.commit, c.time, c.path.name), reverse=True)
 
@@ -200,9 +211,13 @@ class Store:
                 stat = os.stat(checkpoint.path / name)
             except OSError as error:
                 missing = isinstance(error, FileNotFoundError)
-                raise DamagedCheckpointError(f"its {name} is missing" if missing else f"its {name} cannot be read ({error})") from error
+                raise DamagedCheckpointError(
+                    f"its {name} is missing" if missing else f"its {name} cannot be read ({error})"
+                ) from error
             if stat.st_size != expected.size:
-                raise DamagedCheckpointError(f"its {name} has {stat.st_size} bytes and was written with {expected.size}")
+                raise DamagedCheckpointError(
+                    f"its {name} has {stat.st_size} bytes and was written with {expected.size}"
+                )
 
     @staticmethod
     def check_sums(checkpoint: Checkpoint, files: tuple[str, ...]) -> None:
@@ -247,7 +262,7 @@ class Store:
             stem: The folder's name; "-2", "-3", … is added when it is taken.
         """
         if not self._scanned:
-            self.list()
+            self.listed()
         checkpoint = replace(checkpoint, commit=self._last_commit + 1, files=dict(draft.files))
         with SummedFile(draft.path / MANIFEST, self._disk) as file:
             file.write(manifest.to_bytes(checkpoint))
@@ -260,6 +275,12 @@ class Store:
         self._known[final.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino), checkpoint
         self._disk.fsync_dir(self.folder)
         return checkpoint
+
+    def next_commit(self) -> int:
+        """The number that the next commit will have."""
+        if not self._scanned:
+            self.listed()
+        return self._last_commit + 1
 
     def _rename_to_free(self, source: Path, stem: str) -> Path:
         number = 1
@@ -290,7 +311,9 @@ class Store:
     def delete(self, checkpoint: Checkpoint) -> None:
         """Removes a checkpoint of this folder; what another process removed already is no error."""
         if checkpoint.path.parent != self.folder:
-            raise CheckpointError(f"{checkpoint.path} is not in {self.folder}; a store deletes only what is its own")
+            raise CheckpointError(
+                f"{checkpoint.path} is not in {self.folder}; a store deletes only what is its own"
+            )
         out = self.folder / f"{DELETING}{_process_mark()}"
         try:
             self._disk.rename(checkpoint.path, out)
@@ -304,7 +327,9 @@ class Store:
     def sweep(self) -> list[str]:
         """Removes what processes that are gone left unfinished, says so in a line, and returns the names."""
         try:
-            names = [entry.name for entry in os.scandir(self.folder) if entry.name.startswith((WRITING, DELETING))]
+            names = [
+                entry.name for entry in os.scandir(self.folder) if entry.name.startswith((WRITING, DELETING))
+            ]
         except FileNotFoundError:
             return []
         swept = []

@@ -1,7 +1,7 @@
 """Bytes that are really on the disk: a new file or folder counts only once it and its folder have been synced.
 
-`Disk` holds the few calls that change a disk, one method each. Everything that must survive a power cut goes through one,
-so that a test can hand in a disk that fails, counts or dies at any of them.
+`Disk` holds the few calls that change a disk, one method each. Everything that must survive a power cut goes through
+one, so that a test can hand in a disk that fails, counts or dies at any of them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,20 @@ import hashlib
 import os
 from pathlib import Path
 
-__all__ = ["DISK", "Disk", "SummedFile", "fsync_dir", "make_folder", "remove_tree", "sha256_of", "write_atomic"]
+__all__ = [
+    "DISK",
+    "Disk",
+    "SummedFile",
+    "fsync_dir",
+    "make_folder",
+    "remove_tree",
+    "sha256_of",
+    "write_atomic",
+]
 
-CHUNK_BYTES = 1 << 20  # what is read at once when a file is summed: large enough to be quick, small enough to be nothing
+CHUNK_BYTES = (
+    1 << 20
+)  # what is read at once when a file is summed: large enough to be quick, small enough to be nothing
 
 
 class Disk:

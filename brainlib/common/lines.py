@@ -9,10 +9,10 @@ __all__ = ["append_line"]
 
 
 def append_line(path: str | os.PathLike[str], text: str) -> None:
-    """Append `text` and a newline to a file, in one write; a torn last line is ended first.
+    r"""Append `text` and a newline to a file, in one write; a torn last line is ended first.
 
-    The file is opened for each line: a handle that is kept open would follow a folder that is moved, and would be shared
-    by forked processes.
+    The file is opened for each line: a handle that is kept open would follow a folder that is moved, and would be
+    shared by forked processes.
 
     Args:
         path: the file; it and its folder are made when they are missing.
@@ -25,7 +25,7 @@ def append_line(path: str | os.PathLike[str], text: str) -> None:
         ...     _ = path.write_text("half a li")
         ...     append_line(path, "a whole line")
         ...     path.read_text()
-        'half a li\\na whole line\\n'
+        'half a li\na whole line\n'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 
 Everything brainlib says goes through ``logging.getLogger("brainlib")``. An application that configured logging receives
 these records through the root logger, once, in its own format. Where nobody configured anything (a bare script, a
-notebook), INFO lines still have to be seen, because "resumed from …" is part of the contract: `PoliteConsole` prints them.
+notebook), INFO lines still have to be seen, because "resumed from …" is part of the contract:
+`PoliteConsole` prints them.
 """
 
 from __future__ import annotations

@@ -137,6 +137,15 @@ class Option:
             words += f", at least {self.minimum:g}"
         return words + (", or null" if self.optional else "")
 
+    @property
+    def default_in_words(self) -> str:
+        """The default as an hparams file spells it."""
+        if isinstance(self.default, dict):
+            return ",".join(f"{key}={value}" for key, value in self.default.items())
+        if self.default is None or self.is_flag:
+            return {None: "null", True: "true", False: "false"}[self.default]
+        return str(self.default)
+
     def read(self, value: Any, where: str) -> Any:
         """Turn a value from any source into this option's one type.
 

@@ -51,7 +51,12 @@ def read_overrides(overrides: str | Mapping[str, Any] | None) -> MappingNode | N
 
 
 def apply_overrides(
-    target: MappingNode, given: MappingNode, label: str, *, must_match: bool = True, path: tuple[Hashable, ...] = ()
+    target: MappingNode,
+    given: MappingNode,
+    label: str,
+    *,
+    must_match: bool = True,
+    path: tuple[Hashable, ...] = (),
 ) -> None:
     """Change a mapping in place.
 
@@ -91,7 +96,11 @@ def _alike(target: MappingNode, key: Hashable) -> tuple[Hashable, Node] | None:
 
 def _holds_keys(node: Node) -> bool:
     """Whether a mapping given for this node changes some of its keys, rather than replacing it."""
-    empty_object = isinstance(node, ScalarNode) and not node.value and custom_tag(node).startswith(("!new:", "!name:", "!apply"))
+    empty_object = (
+        isinstance(node, ScalarNode)
+        and not node.value
+        and custom_tag(node).startswith(("!new:", "!name:", "!apply"))
+    )
     return isinstance(node, MappingNode) or empty_object
 
 
@@ -166,11 +175,17 @@ def _unknown(
     options = [] if path else [each for each in RunOptions.names() if each.startswith(same_name(str(key)))]
     option = options[0] if options else ""
     if not option and not path:
-        option = nearest(same_name(str(key)), RunOptions.names()).removeprefix(" Did you mean '").removesuffix("'?")
+        option = (
+            nearest(same_name(str(key)), RunOptions.names())
+            .removeprefix(" Did you mean '")
+            .removesuffix("'?")
+        )
     if hint:
         return message + hint
     if option:
         return f"{message} Did you mean the run option --{option}? Options are not abbreviated."
     if path and custom_tag(target):
-        message += f" To build another object, give all of it: {show_path(path)}: '{custom_tag(target)} {{…}}'."
+        message += (
+            f" To build another object, give all of it: {show_path(path)}: '{custom_tag(target)} {{…}}'."
+        )
     return f"{message} There are {quoted(keys)}."

@@ -1,9 +1,9 @@
 """The language inside ``!ref``: references in angle brackets, text around them, a little arithmetic.
 
 The rule for arithmetic: every reference is a number, and the rest are numbers, operators (``+ - * / // % **``) and
-parentheses. Otherwise it is text. One thing could be both: numbers joined by ``-`` or ``/`` alone, without a space, are
-what a date or a path looks like (``<year>-<month>``, ``<fold>/<seed>``), so that is text, and a division is written with
-spaces.
+parentheses. Otherwise it is text. One thing could be both: numbers joined by ``-`` or ``/`` alone, without a space,
+are what a date or a path looks like (``<year>-<month>``, ``<fold>/<seed>``), so that is text, and a division is written
+with spaces.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Reference", "combine", "is_date_like", "split_template"]
+__all__ = ["Reference", "TemplateError", "combine", "is_date_like", "split_template"]
 
 _REFERENCE = re.compile(r"<([^<>]+)>")
 _STEP = re.compile(r"\[([^\[\]]*)\]|\.([A-Za-z_]\w*)")
-_TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<operator>\*\*|//|[-+*/%()]))\s*")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<operator>\*\*|//|[-+*/%()]))\s*"
+)
 _DATE_LIKE = re.compile(r"(?:#|[0-9.]+)(?:[-/](?:#|[0-9.]+))+")
 
 _OPERATIONS: dict[type[ast.AST], Any] = {
@@ -36,13 +38,21 @@ _OPERATIONS: dict[type[ast.AST], Any] = {
 }
 
 
+class TemplateError(ValueError):
+    """What is wrong with a template; the place is added by whoever knows it.
+
+    >>> str(TemplateError("<a is no reference"))
+    '<a is no reference'
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """One ``<key[sub].attribute>``.
 
     Attributes:
         text: what stands between the angle brackets.
-        head: the part before the first ``[``; its dots are part of a key or divide attributes, which only the file knows.
+        head: the part before the first ``[``; only the file knows whether its dots are part of a key.
         steps: what follows: ("[]", key) or (".", attribute), in order.
 
     >>> Reference.parse("model[layers][0].weight").steps
@@ -58,7 +68,7 @@ class Reference:
         """Take a reference apart.
 
         Raises:
-            ValueError: it is not written like one.
+            TemplateError: it is not written like one.
         """
         head, bracket, rest = text.strip().partition("[")
         steps: list[tuple[str, str]] = []
@@ -71,7 +81,7 @@ class Reference:
             steps.append(("[]", key.strip()) if attribute is None else (".", attribute))
             rest = rest[match.end() :]
         if not head or rest:
-            raise ValueError(f"<{text}> is not a reference; write <key>, <key[sub]> or <key.attribute>")
+            raise TemplateError(f"<{text}> is not a reference; write <key>, <key[sub]> or <key.attribute>")
         return cls(text, head, tuple(steps))
 
     def below(self, path: Sequence[object]) -> str:
@@ -113,7 +123,7 @@ def combine(pieces: Sequence[str | Reference], values: Sequence[Any]) -> Any:
         A number if it is arithmetic, else the text with the references filled in.
 
     Raises:
-        ValueError: a value that cannot be part of a text, or arithmetic that has no result.
+        TemplateError: a value that cannot be part of a text, or arithmetic that has no result.
 
     >>> combine(split_template("(<a> + 1) * -2"), [-3])
     4
@@ -128,7 +138,7 @@ def combine(pieces: Sequence[str | Reference], values: Sequence[Any]) -> Any:
             try:
                 return _evaluate(expression, dict(zip(_names(values), values, strict=True)))
             except (ArithmeticError, ValueError) as error:
-                raise ValueError(f"this has no result: {error}") from error
+                raise TemplateError(f"this has no result: {error}") from error
     rest = iter(values)
     return "".join(piece if isinstance(piece, str) else _as_text(piece, next(rest)) for piece in pieces)
 
@@ -174,7 +184,8 @@ def _as_expression(pieces: Sequence[str | Reference]) -> ast.expr | None:
 
 def _is_arithmetic(tree: ast.expr) -> bool:
     return all(
-        isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load)) or type(node) in _OPERATIONS
+        isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load))
+        or type(node) in _OPERATIONS
         for node in ast.walk(tree)
     )
 
@@ -192,9 +203,11 @@ def _evaluate(tree: ast.expr, values: dict[str, Any]) -> Any:
 
 def _as_text(reference: Reference, value: Any) -> str:
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return str(os.fspath(value))
     if isinstance(value, (str, int, float)):
         return str(value)
     if value is None:
-        raise ValueError(f"<{reference.text}> is null, which cannot be part of a text; give it a value")
-    raise ValueError(f"<{reference.text}> is a {type(value).__name__}, which cannot be part of a text or of arithmetic")
+        raise TemplateError(f"<{reference.text}> is null, which cannot be part of a text; give it a value")
+    raise TemplateError(
+        f"<{reference.text}> is a {type(value).__name__}, which cannot be part of a text or of arithmetic"
+    )

@@ -1,8 +1,8 @@
 """What an unquoted word of an hparams file means: a number, a boolean, nothing, or a text.
 
-The rules are YAML 1.2's, with what it gets wrong for experiments put right: every spelling of a number that Python knows
-is a number (``.5e3``, ``1e5``), ``None`` is None, a date is a text, and words that different readers of YAML take for
-different things (``yes``, ``off``, ``0123``) are not guessed at.
+The rules are YAML 1.2's, with what it gets wrong for experiments put right: every spelling of a number that Python
+knows is a number (``.5e3``, ``1e5``), ``None`` is None, a date is a text, and words that different readers of YAML take
+for different things (``yes``, ``off``, ``0123``) are not guessed at.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class AmbiguousWord(ValueError):
         if self.boolean is None:
             advice = f"write {int(word)} for the number, or '{word}', in quotes, for the text"
         else:
-            advice = f"write {str(self.boolean).lower()} for the boolean, or '{word}', in quotes, for the word"
+            advice = (
+                f"write {str(self.boolean).lower()} for the boolean, or '{word}', in quotes, for the word"
+            )
         super().__init__(f"{word} means different things to different readers of YAML: {advice}")
 
 

@@ -63,7 +63,9 @@ def read_tree(source: str | os.PathLike[str] | IO[Any]) -> HparamsTree:
 
 
 def _read_source(source: str | os.PathLike[str] | IO[Any]) -> tuple[str, str, Path]:
-    if isinstance(source, str) and ("\n" in source or ": " in source or source.endswith(":") or not source.strip()):
+    if isinstance(source, str) and (
+        "\n" in source or ": " in source or source.endswith(":") or not source.strip()
+    ):
         return source, TEXT, Path()
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -93,12 +95,19 @@ def _read_mapping(text: str, label: str) -> MappingNode:
     if node is None:
         raise ValueError(f"{label} is empty: there are no hyperparameters in it.")
     if not isinstance(node, MappingNode):
-        raise ValueError(f"{where(node)}: an hparams file is a mapping, 'key: value' line by line, and this is none.")
+        raise ValueError(
+            f"{where(node)}: an hparams file is a mapping, 'key: value' line by line, and this is none."
+        )
     return node
 
 
 def _include(
-    node: Node, path: tuple[Hashable, ...], folder: Path, tree: HparamsTree, chain: tuple[str, ...], depth: int = 0
+    node: Node,
+    path: tuple[Hashable, ...],
+    folder: Path,
+    tree: HparamsTree,
+    chain: tuple[str, ...],
+    depth: int = 0,
 ) -> None:
     """Replace every ``!include:file`` under a node by the file's mapping, with the include's own keys as overrides."""
     if depth > 100:
@@ -113,7 +122,12 @@ def _include(
 
 
 def _included(
-    node: Node, path: tuple[Hashable, ...], folder: Path, tree: HparamsTree, chain: tuple[str, ...], depth: int
+    node: Node,
+    path: tuple[Hashable, ...],
+    folder: Path,
+    tree: HparamsTree,
+    chain: tuple[str, ...],
+    depth: int,
 ) -> Node:
     tag = custom_tag(node)
     if not tag.startswith("!include:"):
@@ -129,5 +143,7 @@ def _included(
     if isinstance(node, MappingNode):
         apply_overrides(root, node, str(file))
     elif node.value:
-        raise ValueError(f"{where(node)}: {tag} takes a mapping of the values to replace in that file, or nothing.")
+        raise ValueError(
+            f"{where(node)}: {tag} takes a mapping of the values to replace in that file, or nothing."
+        )
     return root

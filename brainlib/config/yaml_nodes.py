@@ -1,8 +1,9 @@
 """YAML text to a tree of nodes and back. The only file that knows ruamel.yaml.
 
-The tree is what ruamel's `compose` gives: mappings, sequences and scalars, each with its tag, its raw text, its comments
-and its line. Nothing has been turned into Python objects yet, which is what makes it possible to change values, follow
-references and name lines in messages. Only ruamel's public composing and serializing are used; nothing of it is patched.
+The tree is what ruamel's `compose` gives: mappings, sequences and scalars, each with its tag, its raw text, its
+comments and its line. Nothing has been turned into Python objects yet, which is what makes it possible to change
+values, follow references and name lines in messages. Only ruamel's public composing and serializing are used; nothing
+of it is patched.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ __all__ = [
 ]
 
 _YAML = "tag:yaml.org,2002:"
-_STANDARD = frozenset(_YAML + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge", "timestamp"))
+_STANDARD = frozenset(
+    _YAML + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge", "timestamp")
+)
 
 
 class PythonNode(ScalarNode):
@@ -60,7 +63,7 @@ class _NamedText(io.StringIO):
 
 
 def parse(text: str, label: str) -> Node | None:
-    """Read one YAML document; None if there is nothing in it.
+    r"""Read one YAML document; None if there is nothing in it.
 
     Args:
         text: the document.
@@ -69,7 +72,7 @@ def parse(text: str, label: str) -> Node | None:
     Raises:
         ValueError: the text is not YAML, or a mapping has a key twice; the message has the line.
 
-    >>> parse("a: 1\\na: 2", "lr.yaml")
+    >>> parse("a: 1\na: 2", "lr.yaml")
     Traceback (most recent call last):
     ...
     ValueError: lr.yaml, line 2: the key 'a' is given twice; it first stands in line 1. Remove one of them.
@@ -126,7 +129,12 @@ def custom_tag(node: Node) -> str:
 
 def is_plain(node: Node) -> bool:
     """Whether a node is an unquoted, untagged word, whose meaning is read off its spelling."""
-    return isinstance(node, ScalarNode) and not custom_tag(node) and node.style is None and node.ctag.handle is None
+    return (
+        isinstance(node, ScalarNode)
+        and not custom_tag(node)
+        and node.style is None
+        and node.ctag.handle is None
+    )
 
 
 def key_of(node: Node) -> Hashable:
@@ -187,10 +195,10 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def node_of(value: Any) -> Node:
-    """The node for a Python value: numbers, texts, lists, tuples and dicts are spelled, anything else is carried along.
+    r"""The node for a Python value: numbers, texts, lists and dicts are spelled, anything else is carried along.
 
     >>> serialize(node_of({"a": [1, "no"], "b": 1e-05}))
-    "a:\\n- 1\\n- 'no'\\nb: 1e-05\\n"
+    "a:\n- 1\n- 'no'\nb: 1e-05\n"
     """
     tag = getattr(value, "yaml_tag", None)
     if tag in ("!ref", "!PLACEHOLDER"):  # hyperpyyaml's objects for writing these tags
@@ -199,7 +207,9 @@ def node_of(value: Any) -> Node:
         return MappingNode(_YAML + "map", [(node_of(key), node_of(each)) for key, each in value.items()])
     if isinstance(value, (list, tuple)):
         kind = "!tuple" if isinstance(value, tuple) else _YAML + "seq"
-        return SequenceNode(kind, [node_of(each) for each in value], flow_style=isinstance(value, tuple) or None)
+        return SequenceNode(
+            kind, [node_of(each) for each in value], flow_style=isinstance(value, tuple) or None
+        )
     if value is None:
         return ScalarNode(_YAML + "null", "null")
     if isinstance(value, bool):
@@ -208,7 +218,10 @@ def node_of(value: Any) -> Node:
         return ScalarNode(_YAML + "int", str(value))
     if type(value) is float:
         text = repr(value)
-        return ScalarNode(_YAML + "float", text if text[-1].isdigit() else text.replace("inf", ".inf").replace("nan", ".nan"))
+        return ScalarNode(
+            _YAML + "float",
+            text if text[-1].isdigit() else text.replace("inf", ".inf").replace("nan", ".nan"),
+        )
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str):

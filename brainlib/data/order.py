@@ -33,8 +33,12 @@ class EpochOrder(Sampler[Any]):
         self.epoch = 0
         self.start = 0
         self._samplers = [each for each in (sampler, getattr(sampler, "sampler", None)) if each is not None]
-        generators = {id(g): g for g in (getattr(each, "generator", None) for each in self._samplers) if g is not None}
-        self._generators: list[tuple[torch.Generator, int]] = [(g, g.initial_seed()) for g in generators.values()]
+        generators = {
+            id(g): g for g in (getattr(each, "generator", None) for each in self._samplers) if g is not None
+        }
+        self._generators: list[tuple[torch.Generator, int]] = [
+            (g, g.initial_seed()) for g in generators.values()
+        ]
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises its own TypeError
@@ -43,7 +47,10 @@ class EpochOrder(Sampler[Any]):
         for sampler in self._samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
-        for generator, seed in self._generators:  # the user's own seed stays in charge of the user's own generator
+        for (
+            generator,
+            seed,
+        ) in self._generators:  # the user's own seed stays in charge of the user's own generator
             generator.manual_seed(derive(seed, self.epoch))
         return islice(_drawn_apart(self.sampler, derive(self.seed, self.epoch, "order")), self.start, None)
 
@@ -63,7 +70,9 @@ class PlainOrder(EpochOrder):
     ) -> None:
         super().__init__(())
         self.num_items, self.batch_size, self.shuffle = num_items, batch_size, shuffle
-        self.own_seed = own_seed  # of a generator that the user gave the loader: it stays in charge of the order
+        self.own_seed = (
+            own_seed  # of a generator that the user gave the loader: it stays in charge of the order
+        )
         self.num_batches = num_items // batch_size if drop_last else -(-num_items // batch_size)
 
     def __len__(self) -> int:

@@ -43,7 +43,9 @@ class BatchSource:
         self.num_batches = len(batches)
 
     def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The batches of epoch number `epoch` (counted from 0) from batch `start` on; `seed` decides a shuffled order."""
+        """The batches of epoch number `epoch` (counted from 0) from batch `start` on; `seed` decides a "
+        "shuffled order.
+        """
         return islice(self._batches, start, None)
 
     def fingerprint(self) -> dict[str, int]:
@@ -81,7 +83,8 @@ class IterableBatches(BatchSource):
     def empty_message(self, epoch: int) -> str:
         if epoch > 0 and iter(self._iterable) is self._iterable:
             return (
-                f"{self.name} is an iterator that was used up in the first epoch: epoch number {epoch + 1} of this fit got no "
+                f"{self.name} is an iterator that was used up in the first epoch: epoch number {epoch + 1} "
+                f"of this fit got no "
                 "batch. Give something that can be iterated again: a list, a Dataset, a DataLoader, or an object whose "
                 "__iter__ starts anew."
             )
@@ -94,7 +97,9 @@ class LoaderBatches(BatchSource):
     def __init__(self, loader: DataLoader[Any], name: str) -> None:
         self.name = name
         self._order = order_of(loader)
-        self._generator = torch.Generator()  # the workers' base seed: never drawn from the training's own stream
+        self._generator = (
+            torch.Generator()
+        )  # the workers' base seed: never drawn from the training's own stream
         self._num_items = len(loader.dataset)  # type: ignore[arg-type]
         self._batch_size = loader.batch_size
         self.num_batches = self._order.num_batches
@@ -133,7 +138,8 @@ class LoaderBatches(BatchSource):
 
     def empty_message(self, epoch: int) -> str:
         return (
-            f"{self.name} is empty: a loader over {self._num_items} items with batch_size={self._batch_size} gave no batch. "
+            f"{self.name} is empty: a loader over {self._num_items} items with "
+            f"batch_size={self._batch_size} gave no batch. "
             "With drop_last=True fewer items than one batch are none."
         )
 
@@ -182,15 +188,14 @@ def is_ready(data: Any, loader_kwargs: Mapping[str, Any] | None) -> bool:
 def source_of(data: Any, name: str) -> BatchSource:
     """The source for ready batches or a loader; see the module's table.
 
-    Raises
-    ------
-    ValueError
-        For an empty sequence or a loader over an empty dataset.
-    TypeError
-        For what is neither: a dict, a string, a number.
+    Raises:
+        ValueError: For an empty sequence or a loader over an empty dataset.
+        TypeError: For what is neither: a dict, a string, a number.
     """
     source: BatchSource
-    if isinstance(data, (str, bytes, Mapping)) or not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+    if isinstance(data, (str, bytes, Mapping)) or (
+        not hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
+    ):
         raise TypeError(
             f"{name} is a {type(data).__name__}; it must be a Dataset, a DataLoader, or a list or other iterable of "
             "batches. One batch alone goes into a list: [batch]."

@@ -38,7 +38,7 @@ class World:
         >>> World.from_environment({"RANK": "1", "WORLD_SIZE": "2"})
         Traceback (most recent call last):
         ...
-        RuntimeError: WORLD_SIZE is 2: this version of brainlib trains in one process. Start the script without a launcher, or with --nproc-per-node 1.
+        RuntimeError: WORLD_SIZE is 2: this version of brainlib trains in one process. ...
         """
         environ = os.environ if environ is None else environ
         size = int(environ.get("WORLD_SIZE", "1"))

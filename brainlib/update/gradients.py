@@ -12,9 +12,9 @@ __all__ = ["Gradients"]
 class Gradients:
     """The gradients that one optimizer would apply.
 
-    The norm is the 2-norm over *all* parameter groups, and clipping multiplies by ``max_norm / (norm + 1e-6)`` held in a
-    tensor: the same operations as `torch.nn.utils.clip_grad_norm_`, hence the same bits. (A Python float as the factor
-    differs in the last bit in about a third of the cases: 79 of 300 measured.)
+    The norm is the 2-norm over *all* parameter groups, and clipping multiplies by ``max_norm / (norm +
+    1e-6)`` held in a tensor: the same operations as `torch.nn.utils.clip_grad_norm_`, hence the same bits.
+    (A Python float as the factor differs in the last bit in about a third of the cases: 79 of 300 measured.)
 
     >>> weight = torch.nn.Parameter(torch.zeros(2)); weight.grad = torch.tensor([3.0, 4.0])
     >>> gradients = Gradients(torch.optim.SGD([weight], 0.1))
@@ -51,7 +51,9 @@ class Gradients:
         return [param.grad for param in self.params if param.grad is not None]
 
     def norm(self, scale: float = 1.0) -> Tensor:
-        """2-norm of `scale` times the gradients, as a tensor with one element on their device; zero without gradients."""
+        """2-norm of `scale` times the gradients, as a tensor with one element on their device; zero "
+        "without gradients.
+        """
         grads = self.tensors()
         if not grads:
             return torch.zeros(())
@@ -63,7 +65,9 @@ class Gradients:
         return norm if scale == 1.0 else norm * scale
 
     def scale(self, norm: Tensor, max_norm: float | None, scale: float = 1.0) -> None:
-        """Multiply by `scale`, and clip to `max_norm` (None: no clipping) what then has the norm `norm`: one multiply."""
+        """Multiply by `scale`, and clip to `max_norm` (None: no clipping) what then has the norm `norm`: "
+        "one multiply.
+        """
         if max_norm is not None:
             factor: float | Tensor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
             if scale != 1.0:

@@ -28,22 +28,18 @@ __all__ = ["OptimizerWatch"]
 class OptimizerWatch:
     """Watches optimizers while it is attached.
 
-    Attributes
-    ----------
-    stepped : bool
-        Whether some optimizer stepped with finite gradients since `clear`.
-    refused : bool
-        Whether some step was refused since `clear`.
+    Attributes:
+        stepped: whether some optimizer stepped with finite gradients since `clear`.
+        refused: whether some step was refused since `clear`.
 
-    Example
-    -------
-    >>> import torch
-    >>> weight = torch.nn.Parameter(torch.ones(1)); optimizer = torch.optim.SGD([weight], 0.5)
-    >>> watch = OptimizerWatch()
-    >>> with watch.attached([optimizer]):
-    ...     weight.grad = torch.tensor([float("nan")]); optimizer.step()
-    >>> weight.item(), watch.stepped, watch.refused
-    (1.0, False, True)
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(1)); optimizer = torch.optim.SGD([weight], 0.5)
+        >>> watch = OptimizerWatch()
+        >>> with watch.attached([optimizer]):
+        ...     weight.grad = torch.tensor([float("nan")]); optimizer.step()
+        >>> weight.item(), watch.stepped, watch.refused
+        (1.0, False, True)
     """
 
     def __init__(self) -> None:

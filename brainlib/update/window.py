@@ -19,27 +19,22 @@ class Window:
     A window closes when it holds `factor` micro-batches, or at the last batch of the epoch: an epoch that ends inside
     a window still makes its update, over what there is. Nothing is thrown away and nothing is carried over.
 
-    Arguments
-    ---------
-    factor : int
-        Micro-batches a window (``grad_accumulation_factor``).
-    last : int | None
-        Number of the last batch of the epoch, counted from 1, where it is known beforehand.
-    is_last : Callable[[], bool]
-        Asked where it is not known: whether the batch in hand is the last one. Asking may read one batch ahead, so it
-        is asked only when the answer decides something.
+    Args:
+        factor: micro-batches a window (``grad_accumulation_factor``).
+        last: number of the last batch of the epoch, counted from 1, where it is known beforehand.
+        is_last: asked where it is not known: whether the batch in hand is the last one. Asking may read one batch
+            ahead, so it is asked only when the answer decides something.
 
-    Example
-    -------
-    >>> run, window = RunState(), Window(factor=4, last=6)
-    >>> closes = []
-    >>> for _ in range(6):
-    ...     run.begin_batch()
-    ...     closes.append(window.closes(run))
-    ...     if closes[-1]:
-    ...         run.commit_window(stepped=True)
-    >>> closes, run.optimizer_step
-    ([False, False, False, True, False, True], 2)
+    Example:
+        >>> run, window = RunState(), Window(factor=4, last=6)
+        >>> closes = []
+        >>> for _ in range(6):
+        ...     run.begin_batch()
+        ...     closes.append(window.closes(run))
+        ...     if closes[-1]:
+        ...         run.commit_window(stepped=True)
+        >>> closes, run.optimizer_step
+        ([False, False, False, True, False, True], 2)
     """
 
     __slots__ = ("factor", "is_last", "last")

@@ -1,4 +1,4 @@
-"""The order of an epoch is a function of (seed, epoch), whatever was drawn before; a cut goes on with the rest of it."""
+"""The order of an epoch is a function of (seed, epoch) and of nothing else; a cut goes on with the rest of it."""
 
 from __future__ import annotations
 

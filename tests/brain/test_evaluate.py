@@ -68,6 +68,7 @@ def test_which_weights_are_evaluated(choice: str, tmp_path: Path, caplog: pytest
     brain = trained(tmp_path)
     arguments, epoch = CHOICES[choice]
     right = loss_with(brain, weights(brain) if epoch is None else brain.kept[epoch])
+    caplog.clear()
     with caplog.at_level("INFO", logger="brainlib"):
         assert brain.evaluate(batches(5, 2, seed=4), **arguments) == right
     assert ("step-" in caplog.text) == (epoch is not None), "it says which file"

@@ -1,4 +1,4 @@
-"""The fits of a script are numbered: a second one goes on, a finished one is not run again, an interrupted one resumes."""
+"""The fits of a script are numbered: a second one goes on, a finished one is not run again, a cut one resumes."""
 
 from __future__ import annotations
 

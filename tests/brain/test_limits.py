@@ -189,7 +189,7 @@ def test_limit_valid_batches() -> None:
     assert losses[0] == pytest.approx(right, abs=1e-12)
 
 
-# -------------------------------------------------------------------------------------------------- valid_interval_steps
+# ------------------------------------------------------------------------------------------------ valid_interval_steps
 def test_validation_in_mid_epoch() -> None:
     """After every second update and at the end of the epoch; where both meet, once."""
     brain = small(Counting, valid_interval_steps=2)

@@ -167,3 +167,38 @@ def test_two_optimizers_are_skipped_together() -> None:
 
 def test_an_evaluation_loss_that_is_not_finite_is_reported_as_it_is() -> None:
     assert math.isnan(small().evaluate(spoiled((4, 3), 0)))
+
+
+def test_of_two_steps_in_a_batch_only_the_bad_one_is_refused_and_that_is_counted_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A judge that diverges must not take the generator with it, nor go unseen."""
+
+    class Gan(Regression):
+        def init_optimizers(self) -> None:
+            self.optimizer_w = torch.optim.SGD([self.modules.model.weight], 0.1)
+            self.optimizer_b = torch.optim.SGD([self.modules.model.bias], 0.1)
+            self.optimizers_dict = {"w": self.optimizer_w, "b": self.optimizer_b}
+
+        def fit_batch(self, batch: Batch) -> torch.Tensor:
+            for optimizer, factor in ((self.optimizer_w, batch["factor"]), (self.optimizer_b, 1.0)):
+                loss = self.compute_objectives(
+                    self.compute_forward(batch, bl.Stage.TRAIN), batch, bl.Stage.TRAIN
+                )
+                optimizer.zero_grad()
+                (loss * factor).backward()
+                optimizer.step()
+            return loss.detach()
+
+    brain = small(Gan, opt_class=None)
+    data = [
+        {**batch, "factor": torch.tensor(factor)}
+        for batch, factor in zip(batches(4, 4), (1.0, NAN), strict=True)
+    ]
+    brain.fit(range(1), data[1:])
+    assert torch.equal(brain.modules.model.weight, small().modules.model.weight)
+    assert not torch.equal(brain.modules.model.bias, small().modules.model.bias)
+    assert brain.optimizer_step == 1, "some optimizer stepped"
+    assert any("finite" in record.getMessage() for record in caplog.records)
+    brain.fit(range(1), data[:1])
+    assert all(torch.isfinite(w).all() for w in weights(brain))

@@ -3,20 +3,20 @@
 A promise that only the default path keeps is not kept, so everything brainlib says of a training run is said of these
 seven, and of two scripts: `train` (one fit) and `two_fits` (a fit of two epochs, then a fit of one).
 
-    =================  ==================================================================================================
+    =================  ============================================================================================
     `Plain`            two methods and nothing else: the ten-line example, most recipes
     `Noam`             a learning rate that moves every update from `on_fit_batch_end`: transformer recipes
-    `TwoOptimizers`    an encoder that joins late, through `init_optimizers` and `freeze_optimizers`: wav2vec2 fine-tuning
-    `Gan`              `fit_batch` steps two optimizers of its own, zeroes before backward, leaves gradients behind: vocoders
-    `OwnAccumulation`  `fit_batch` accumulates by ``step % factor`` with `training_ctx`, `scaler`, `no_sync` and clipping:
-                       older recipes, written before the trainer could accumulate
+    `TwoOptimizers`    an encoder that joins late, by `init_optimizers` and `freeze_optimizers`: wav2vec2 fine-tuning
+    `Gan`              `fit_batch` steps two optimizers of its own, zeroes before backward: vocoders
+    `OwnAccumulation`  `fit_batch` accumulates by ``step % factor`` with `training_ctx`, `scaler`, `no_sync` and
+                       clipping: older recipes, written before the trainer could accumulate
     `Ema`              `super().fit_batch` and then something with the weights: averaged teachers, BYOL
     `InnerFit`         calls `self.fit` inside `on_stage_start`: MetricGAN, which trains its judge before each epoch
-    =================  ==================================================================================================
+    =================  ============================================================================================
 
-Data is tiny (18 items, so batches of 4 end in a tail of 2) and the models use dropout, because a run that draws no random
-number proves nothing about exactness. Run with ``grad_accumulation_factor=3`` the five batches of an epoch end in a window
-of two.
+Data is tiny (18 items, so batches of 4 end in a tail of 2) and the models use dropout, because a run that draws no
+random number proves nothing about exactness. With ``grad_accumulation_factor=3`` the five batches of an epoch end in a
+window of two.
 """
 
 from __future__ import annotations
@@ -95,9 +95,8 @@ class Plain(bl.Brain):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.trace: list[
-            tuple[int | None, float, float]
-        ] = []  # a line for each closed epoch: epoch, train, valid
+        self.train_loss = math.nan
+        self.trace: list[tuple[int | None, float, float]] = []  # a line an epoch: number, train, valid
 
     @staticmethod
     def build() -> dict[str, nn.Module]:
@@ -371,7 +370,7 @@ def _flat(brain: bl.Brain) -> Iterator[tuple[str, Any]]:
 
 
 def digest(brain: bl.Brain) -> str:
-    """SHA-256 over the weights and the state of every optimizer, in the order of their names: equal means equal bits."""
+    """SHA-256 over weights and optimizer states in the order of their names: equal means equal bits."""
     sha = hashlib.sha256()
     for name, value in _flat(brain):
         sha.update(name.encode())

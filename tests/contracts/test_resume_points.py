@@ -37,7 +37,7 @@ class Cut(BaseException):
 
 
 def cut_before(brain: Plain, method: str, stage: bl.Stage, number: int) -> None:
-    """Make the `number`-th call (from 1) of this method in this stage raise `Cut`. An inner fit's calls do not count."""
+    """Make the `number`-th call (from 1) of a method in a stage raise `Cut`. An inner fit's calls do not count."""
     original: Callable[..., Any] = getattr(brain, method)
     calls = 0
 
@@ -60,13 +60,14 @@ def cut_and_resumed(
     **run_opts: Any,
 ) -> dict[str, Any]:
     """The ending of a run that was cut and started again; the trace is that of both lives."""
-    first = make(cls, bl.Checkpointer(folder), ckpt_interval_steps=1, **run_opts)
+    run_opts = {"ckpt_interval_steps": 1, **run_opts}
+    first = make(cls, bl.Checkpointer(folder), **run_opts)
     cut(first)
     with pytest.raises(Cut):
         script(first)
     assert bl.Checkpointer(folder).list_checkpoints(), "the cut came too early to prove anything"
 
-    second = make(cls, bl.Checkpointer(folder), global_seed=OTHER_SEED, ckpt_interval_steps=1, **run_opts)
+    second = make(cls, bl.Checkpointer(folder), global_seed=OTHER_SEED, **run_opts)
     script(second)
     end = ending(second)
     return {**end, "trace": first.trace + end["trace"]}
@@ -77,9 +78,10 @@ def uncut(cls: type[Plain], factor: int) -> dict[str, Any]:
     return ending(two_fits(make(cls, grad_accumulation_factor=factor)))
 
 
-# Five batches an epoch: the forwards of TRAIN are 1..5 (first epoch), 6..10 (second), 11..15 (second fit).
+# Five batches an epoch: the forwards of TRAIN are 1..5, 6..10 (second epoch) and 11..15 (second fit). With a factor
+# of 3 they are windows of 3 and 2, and the interval, which counts updates, saves between them.
 CUTS = {
-    "inside the first window": ("compute_forward", bl.Stage.TRAIN, 3),
+    "inside a window": ("compute_forward", bl.Stage.TRAIN, 5),
     "before TRAIN ends": ("on_stage_end", bl.Stage.TRAIN, 1),
     "in validation": ("compute_forward", bl.Stage.VALID, 5),
     "between epochs": ("on_stage_start", bl.Stage.TRAIN, 2),
@@ -277,6 +279,147 @@ def test_extra_state_of_the_brain_is_restored(tmp_path: Path) -> None:
         two_fits(first)
     second = make(Counting, bl.Checkpointer(tmp_path), global_seed=OTHER_SEED)
     assert two_fits(second).num_seen == 3 * len(Items())  # type: ignore[attr-defined]
+
+
+def both_lives(
+    cls: type[Plain],
+    folder: Path,
+    cut: tuple[str, bl.Stage, int],
+    script: Callable[[Plain], Any],
+    **run_opts: Any,
+) -> dict[str, Any]:
+    """As `cut_and_resumed`, without an interval: the only checkpoints are those that `cls` and closed epochs write."""
+    return cut_and_resumed(
+        cls, folder, lambda b: cut_before(b, *cut), script, ckpt_interval_steps=0, **run_opts
+    )
+
+
+@pytest.mark.parametrize("number", [3, 5, 7, 9])
+def test_saved_by_the_user_inside_a_window(number: int, tmp_path: Path) -> None:
+    """The gradients that wait for their update are in the checkpoint."""
+
+    class Saving(Plain):
+        def on_fit_batch_end(self, batch: Any, outputs: Any, loss: torch.Tensor, should_step: bool) -> None:
+            if self.checkpointer is not None:
+                self.checkpointer.save_and_keep_only(end_of_epoch=False)
+
+    cut = ("compute_forward", bl.Stage.TRAIN, number)
+    assert both_lives(Saving, tmp_path, cut, two_fits, grad_accumulation_factor=3) == uncut(Plain, 3)
+
+
+def test_saved_by_the_user_when_training_ends(tmp_path: Path) -> None:
+    """Before validation the epoch is not closed, whatever the argument says: its last hooks are run again."""
+
+    class Saving(Plain):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            super().on_stage_end(stage, stage_loss, epoch)
+            if stage == bl.Stage.TRAIN and self.checkpointer is not None:
+                self.checkpointer.save_and_keep_only(meta={"loss": stage_loss})
+
+    cut = ("compute_forward", bl.Stage.VALID, 2)
+    assert both_lives(Saving, tmp_path, cut, two_fits) == uncut(Plain, 1)
+
+
+def test_saved_by_the_user_when_an_epoch_without_validation_ends(tmp_path: Path) -> None:
+    """Then the end of training is the last hook of the epoch, and the epoch counts as closed."""
+
+    class Saving(Plain):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            self.trace.append((epoch, stage_loss, 0.0))
+            if self.checkpointer is not None:
+                self.checkpointer.save_and_keep_only(meta={"loss": stage_loss})
+
+    def script(brain: Plain) -> None:
+        brain.fit(range(3), Items(), train_loader_kwargs=SHUFFLED)
+
+    reference = make(Saving)
+    script(reference)
+    cut = ("on_stage_start", bl.Stage.TRAIN, 3)
+    assert both_lives(Saving, tmp_path, cut, script) == ending(reference)
+
+
+@pytest.mark.parametrize(
+    "cut", [("compute_forward", bl.Stage.TRAIN, 9), ("compute_forward", bl.Stage.VALID, 11)]
+)
+def test_with_validation_in_mid_epoch(cut: tuple[str, bl.Stage, int], tmp_path: Path) -> None:
+    """Each validation is there once, saved at its end or not."""
+
+    class Saving(Plain):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            super().on_stage_end(stage, stage_loss, epoch)
+            if stage == bl.Stage.VALID and self.checkpointer is not None:
+                self.checkpointer.save_and_keep_only(meta={"loss": stage_loss}, min_keys=["loss"])
+
+    def trace_without_training_loss(end: dict[str, Any]) -> dict[str, Any]:
+        # In mid-epoch the Brain still shows the training loss of the epoch before, or none (nan).
+        return {**end, "trace": [(epoch, valid) for epoch, _, valid in end["trace"]]}
+
+    reference = make(Plain, valid_interval_steps=2)
+    two_fits(reference)
+    end = both_lives(Saving, tmp_path, cut, two_fits, valid_interval_steps=2)
+    assert trace_without_training_loss(end) == trace_without_training_loss(ending(reference))
+    assert end["digest"] == uncut(Plain, 1)["digest"]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        ("compute_forward", bl.Stage.TRAIN, 7),
+        ("on_stage_end", bl.Stage.TRAIN, 2),
+        ("compute_forward", bl.Stage.VALID, 5),
+    ],
+)
+def test_with_a_step_limit(cut: tuple[str, bl.Stage, int], tmp_path: Path) -> None:
+    """Also in the validation that follows the last update: it is owed."""
+
+    def script(brain: Plain) -> None:
+        brain.fit(range(5), Items(), VALID, train_loader_kwargs=SHUFFLED)
+
+    reference = make(Plain, optimizer_step_limit=7)
+    script(reference)
+    end = cut_and_resumed(Plain, tmp_path, lambda b: cut_before(b, *cut), script, optimizer_step_limit=7)
+    assert end == ending(reference)
+
+
+def test_with_limited_batches(tmp_path: Path) -> None:
+    def script(brain: Plain) -> None:
+        brain.fit(range(3), Items(), VALID, train_loader_kwargs=SHUFFLED)
+
+    options = {"limit_train_batches": 3, "limit_valid_batches": 2}
+    reference = make(Plain, **options)
+    script(reference)
+    for name, cut in (
+        ("a", ("compute_forward", bl.Stage.TRAIN, 5)),
+        ("b", ("compute_forward", bl.Stage.VALID, 3)),
+    ):
+        end = cut_and_resumed(
+            Plain, tmp_path / name, lambda b, cut=cut: cut_before(b, *cut), script, **options
+        )
+        assert end == ending(reference)
+
+
+def test_each_fit_has_its_own_counter_and_gets_its_own_state_back(tmp_path: Path) -> None:
+    """Nobody registered them; the second one, of another class, had waited for two epochs when the run was cut."""
+
+    class Waiting(Plain):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            super().on_stage_end(stage, stage_loss, epoch)
+            if stage == bl.Stage.VALID and self.run_state.fit == 1:
+                self.hparams.stopper.update_metric(1.0)
+
+    def script(brain: Plain) -> None:
+        brain.hparams.stopper = bl.EpochCounterWithStopper(
+            limit=9, limit_to_stop=2, limit_warmup=0, direction="min"
+        )
+        brain.fit(bl.EpochCounter(1), Items(), VALID, train_loader_kwargs=SHUFFLED)
+        brain.fit(brain.hparams.stopper, ready_batches(), VALID)
+
+    reference = make(Waiting)
+    script(reference)
+    assert len(reference.trace) == 4, "one epoch, then a best one and two that waited"
+    cut = ("compute_forward", bl.Stage.TRAIN, 5 * 3 + 2)
+    end = cut_and_resumed(Waiting, tmp_path, lambda b: cut_before(b, *cut), script)
+    assert end == ending(reference)
 
 
 def test_resume_says_so_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,107 @@
+"""What a run says about itself: how it starts, that there is nothing to do, which settings have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from brainlib.common.logs import logger
+from brainlib.options import RunOptions
+from brainlib.run_state import RunState
+
+if TYPE_CHECKING:
+    from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
+
+__all__ = [
+    "parameter_line",
+    "say_finished",
+    "say_from_where",
+    "say_how",
+    "warn_of_shadowed_options",
+    "warn_of_unread_keys",
+]
+
+
+def parameter_line(modules: torch.nn.Module) -> str:
+    """How many parameters there are.
+
+    >>> parameter_line(torch.nn.Linear(10, 10))
+    '110 trainable of 110 parameters'
+    """
+    parameters = list(modules.parameters())
+    trained = sum(param.numel() for param in parameters if param.requires_grad)
+    return f"{trained:,} trainable of {sum(param.numel() for param in parameters):,} parameters"
+
+
+def say_how(modules: torch.nn.Module, device: torch.device, options: RunOptions, seed: int) -> None:
+    """The line with which a run starts."""
+    clip = (
+        "no clipping"
+        if options.max_grad_norm is None
+        else f"gradients clipped to norm {options.max_grad_norm:g}"
+    )
+    differing = ", ".join(f"{name}={value!r}" for name, value in options.differing().items())
+    logger.info(
+        "%s on %s in %s; %s; seed %s%s",
+        parameter_line(modules),
+        device,
+        options.precision,
+        clip,
+        seed,
+        f"; options: {differing}" if differing else "",
+    )
+
+
+def say_from_where(run: RunState, loaded: Checkpoint | None, checkpointer: Checkpointer | None) -> None:
+    """Resumed or from scratch, from which file, at which update: one line."""
+    if loaded is not None:
+        where = f"epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"{run.epoch} epochs closed"
+        logger.info("resumed from %s: fit %d, %s, update %d", loaded.path, run.fit, where, run.optimizer_step)
+    elif checkpointer is not None:
+        logger.info("starting from scratch: there is no checkpoint in %s", checkpointer.checkpoints_dir)
+
+
+def say_finished(epoch_counter: Any, run: RunState, limit_reached: bool) -> None:
+    """Why a fit had no epoch to train."""
+    if limit_reached:
+        logger.info(
+            "nothing to do: the run has made its %d updates (optimizer_step_limit)", run.optimizer_step
+        )
+    elif hasattr(epoch_counter, "limit"):
+        logger.info(
+            "nothing to do: the epoch counter stands at %s of %s. Raise its limit, or give fit a new "
+            "counter, to train on.",
+            epoch_counter.current,
+            epoch_counter.limit,
+        )
+    elif run.epoch:
+        logger.info("nothing to do: fit %d is finished, all its %d epochs are closed", run.fit, run.epoch)
+    else:
+        logger.warning("nothing to do: %r holds no epoch", epoch_counter)
+
+
+def warn_of_shadowed_options(
+    attributes: dict[str, Any], own_names: Iterable[str], options: RunOptions
+) -> None:
+    """An attribute of the user's named like an option is the user's; say that the option did not change with it."""
+    for name in sorted(set(RunOptions.names()) & set(attributes) - set(own_names)):
+        if attributes[name] != getattr(options, name):
+            logger.warning(
+                "the attribute %s = %r of your Brain is your own: the option %s stays %r. To change the option, pass "
+                "run_opts={%r: ...}.",
+                name,
+                attributes[name],
+                name,
+                getattr(options, name),
+                name,
+            )
+
+
+def warn_of_unread_keys(keys: Iterable[str]) -> None:
+    """Keys of hparams that nothing read and that look like an option that was meant."""
+    pairs = RunOptions.resembling(keys)
+    if pairs:
+        listed = ", ".join(f"{key!r} (did you mean {option!r}?)" for key, option in pairs)
+        logger.warning("nothing read these keys of hparams, which look like options: %s", listed)

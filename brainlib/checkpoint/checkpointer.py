@@ -1,0 +1,964 @@
+"""The order of operations of saving and loading; what it consists of lives in the files beside this one.
+
+*Save*: ask for what is found now → take every state and refuse what could not be read back → write, commit → let older
+ones go. *Load*: read all files and check their sums → compare every state with its live object → apply, and put
+everything back if one fails. Only the main process writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+import torch
+
+from brainlib.checkpoint import manifest
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.hooks import (
+    ClassHooks,
+    LoadHook,
+    SaveHook,
+    check_load_hook,
+    check_save_hook,
+    hooks_of,
+)
+from brainlib.checkpoint.manifest import AUTOMATIC, REASONS, Checkpoint, Saved
+from brainlib.checkpoint.metadata import plain
+from brainlib.checkpoint.recoverables import Kind, ParameterNames, class_name, covered, kind_of
+from brainlib.checkpoint.retention import Score, by_metric, doomed, rank, recency, require_metric
+from brainlib.checkpoint.states import as_json, read_state, refuse_unsafe, tidy, write_torch
+from brainlib.checkpoint.store import Draft, Store, check_name
+from brainlib.common.errors import nearest, quoted
+from brainlib.common.logs import logger
+from brainlib.distributed.world import World
+
+__all__ = ["Checkpoint", "Checkpointer", "Owner"]
+
+Predicate = Callable[[Checkpoint], bool]
+Keys = str | Sequence[str]
+
+SKIPPED_BY_FIND = frozenset(
+    {"timed", "signal", "error"}
+)  # no metrics in them, or the state of a run that failed
+
+
+class Owner(Protocol):
+    """The trainer that a checkpointer works for; asked anew at every save and load.
+
+    >>> class Trainer:
+    ...     def found_recoverables(self):
+    ...         return {"model": torch.nn.Linear(1, 1)}
+    ...     def counters(self):
+    ...         return {"fit": 0, "epoch": 1, "step": 0, "optimizer_step": 1200}
+    ...     def closes_epoch(self):
+    ...         return True
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpointer = Checkpointer(folder)
+    ...     checkpointer.attach(Trainer())
+    ...     checkpointer.save_checkpoint().path.name
+    'step-00001200'
+    """
+
+    def found_recoverables(self) -> dict[str, object]:
+        """What the trainer holds now that a run needs, by name; the user's own registrations come before it."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """fit, epoch, step and optimizer_step."""
+        ...
+
+    def closes_epoch(self) -> bool:
+        """Whether a checkpoint made now is one of a closed epoch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Recoverable:
+    """An object under its name, and how it is saved and loaded."""
+
+    name: str
+    obj: Any
+    kind: Kind
+    saver: SaveHook | None
+    loader: LoadHook | None
+    optional: bool
+
+    @property
+    def told(self) -> str:
+        """How messages name it."""
+        return f"recoverable {self.name!r} ({class_name(self.obj)})"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What the user registered under a name."""
+
+    obj: object
+    saver: SaveHook | None = None
+    loader: LoadHook | None = None
+    optional: bool = False
+
+
+class Checkpointer:
+    """Saves objects to a folder of checkpoints, finds the newest or best, and loads it back; also without a Brain.
+
+    A checkpoint exists only once all of it is on the disk, and it is read back by the safe loader only. See
+    ``docs/checkpoints.md``. Making a Checkpointer touches no disk.
+
+    Args:
+        checkpoints_dir: The folder; created by the first save.
+        recoverables: Objects by name: modules, optimizers, schedules, scalers, ``torch.Generator``, objects of
+            decorated classes, anything with `state_dict` and `load_state_dict`. A Brain's own need not be named.
+        custom_load_hooks: ``hook(obj, path, end_of_epoch)`` by name, instead of the usual loading.
+        custom_save_hooks: ``hook(obj, path)`` by name, instead of the usual saving.
+        allow_partial_load: Whether objects that a checkpoint does not have are left as they are (one warning);
+            otherwise they are an error. States that are there are always loaded whole.
+
+    Raises:
+        CheckpointError: A name is no plain file name, or an object is of none of these kinds.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpointer = Checkpointer(folder, {"model": model})
+    ...     for loss in (0.5, 0.1, 0.3):
+    ...         _ = checkpointer.save_and_keep_only(meta={"loss": loss}, min_keys=["loss"])
+    ...     best = checkpointer.recover_if_possible(min_key="loss")
+    ...     [c.meta["loss"] for c in checkpointer.list_checkpoints()], best.meta
+    ([0.3, 0.1], {'loss': 0.1})
+    """
+
+    def __init__(
+        self,
+        checkpoints_dir: str | os.PathLike[str],
+        recoverables: Mapping[str, object] | None = None,
+        custom_load_hooks: Mapping[str, LoadHook] | None = None,
+        custom_save_hooks: Mapping[str, SaveHook] | None = None,
+        allow_partial_load: bool = False,
+    ) -> None:
+        self.allow_partial_load = allow_partial_load
+        self._store = Store(_absolute(checkpoints_dir))
+        self._used = False
+        self._registered: dict[str, Registered] = {}
+        self._load_hooks = dict(custom_load_hooks or {})
+        self._save_hooks = dict(custom_save_hooks or {})
+        self._owner: Owner | None = None
+        self._world = World()
+        self._loaded: Checkpoint | None = None
+        self._weights_only = False
+        self._criterion: tuple[str, str] | None = None
+        self._said: set[str] = set()
+        for name, load_hook in self._load_hooks.items():
+            check_load_hook(load_hook, f"the load hook of {name!r}")
+        for name, save_hook in self._save_hooks.items():
+            check_save_hook(save_hook, f"the save hook of {name!r}")
+        self.add_recoverables(recoverables or {})
+
+    def __repr__(self) -> str:
+        return f"Checkpointer({str(self.checkpoints_dir)!r}, recoverables={list(self._registered)})"
+
+    # -------------------------------------------------------------------------------------------- what takes part
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The folder of checkpoints, absolute. It can be set until the first save or load, not after."""
+        return self._store.folder
+
+    @checkpoints_dir.setter
+    def checkpoints_dir(self, folder: str | os.PathLike[str]) -> None:
+        if self._used:
+            raise CheckpointError(
+                f"this Checkpointer has worked in {self.checkpoints_dir} already; make a new one for "
+                f"{os.fspath(folder)}"
+            )
+        self._store = Store(_absolute(folder))
+
+    @property
+    def recoverables(self) -> Mapping[str, object]:
+        """The registered objects by name, to read; `add_recoverable` changes them."""
+        return MappingProxyType({name: registered.obj for name, registered in self._registered.items()})
+
+    def attach(self, owner: Owner | None, *, world: World | None = None) -> None:
+        """Makes a trainer's objects and counters part of every checkpoint from now on; a second one replaces the first.
+
+        Args:
+            owner: The trainer; None detaches it.
+            world: The processes of the run; by default this one alone.
+        """
+        self._owner = owner
+        self._world = world or World()
+
+    def add_recoverable(
+        self,
+        name: str,
+        obj: object,
+        custom_load_hook: LoadHook | None = None,
+        custom_save_hook: SaveHook | None = None,
+        optional_load: bool = False,
+    ) -> None:
+        """Registers an object. A name that is taken already gets the new object.
+
+        Args:
+            name: The object's name in every checkpoint; a plain file name.
+            obj: The object.
+            custom_load_hook: ``hook(obj, path, end_of_epoch)``, instead of the usual loading.
+            custom_save_hook: ``hook(obj, path)``, instead of the usual saving.
+            optional_load: Whether a checkpoint without it is fine; the object then stays as it is.
+
+        Raises:
+            CheckpointError: The name is no plain file name, or the object cannot be saved.
+        """
+        check_name(name, "a recoverable")
+        if custom_load_hook is not None:
+            check_load_hook(custom_load_hook, f"the load hook of {name!r}")
+        if custom_save_hook is not None:
+            check_save_hook(custom_save_hook, f"the save hook of {name!r}")
+        registered = Registered(obj, custom_save_hook, custom_load_hook, optional_load)
+        if self._resolve(name, registered) is None:
+            raise CheckpointError(
+                f"{name!r} is a {class_name(obj)}, and there is no way known to save one. Give its class state_dict() "
+                "and load_state_dict(), or decorate it with register_checkpoint_hooks, or pass custom_save_hook and "
+                "custom_load_hook"
+            )
+        self._registered[name] = registered
+
+    def add_recoverables(self, recoverables: Mapping[str, object]) -> None:
+        """Registers several objects by name, see `add_recoverable`."""
+        if not isinstance(recoverables, Mapping):
+            raise CheckpointError(
+                f"recoverables is a {type(recoverables).__name__}; a dict from names to objects is needed"
+            )
+        for name, obj in recoverables.items():
+            self.add_recoverable(name, obj)
+
+    def _resolve(self, name: str, registered: Registered) -> Recoverable | None:
+        """How an object is saved: hooks given beside it, then those of its class, then its kind; None: not at all."""
+        obj = registered.obj
+        hooks = hooks_of(obj) or ClassHooks()
+        saver = registered.saver or self._save_hooks.get(name) or _method(obj, hooks.saver)
+        loader = registered.loader or self._load_hooks.get(name) or _method(obj, hooks.loader)
+        kind = kind_of(obj)
+        if kind is None:
+            if saver is None or loader is None:
+                return None
+            kind = Kind()
+        return Recoverable(name, obj, kind, saver, loader, registered.optional or kind.optional)
+
+    def _gather(self) -> tuple[list[Recoverable], ParameterNames]:
+        """All that takes part now: what the user registered, then what is found on the owner and is not in that."""
+        found: list[Recoverable] = []
+        for name, registered in self._registered.items():
+            recoverable = self._resolve(name, registered)
+            assert recoverable is not None, name  # add_recoverable refused others
+            found.append(recoverable)
+        modules = {r.name: r.obj for r in found if isinstance(r.obj, torch.nn.Module)}
+        known_modules = dict(modules)
+        taken = {r.name for r in found}
+        objects = {id(r.obj) for r in found}
+        for given_name, obj in (self._owner.found_recoverables() if self._owner else {}).items():
+            if id(obj) in objects:
+                continue
+            name = given_name
+            while name in taken:
+                name = f"brain-{name}"
+            if isinstance(obj, torch.nn.Module):
+                known_modules[name] = obj  # covered or not, its names help to know parameters again
+                if covered(obj, modules.values()):
+                    continue
+                modules[name] = obj
+            found_one = self._resolve(check_name(name, "a recoverable"), Registered(obj))
+            if found_one is None:
+                self._warn_once(
+                    f"{name!r} ({class_name(obj)}) is not in the checkpoints: there is no way known to save one. Give "
+                    "it state_dict() and load_state_dict() if the run needs it"
+                )
+                continue
+            taken.add(name)
+            objects.add(id(obj))
+            found.append(found_one)
+        for name in (*self._load_hooks, *self._save_hooks):
+            if name not in taken:
+                self._warn_once(
+                    f"the custom hook for {name!r} has no effect: nothing has that name.{nearest(name, taken)}"
+                )
+        return found, ParameterNames(known_modules)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            logger.warning("%s", message)
+
+    def _settle(self) -> None:
+        """Before the first look at the folder: what killed processes left is removed."""
+        if not self._used:
+            self._used = True
+            if self._world.is_main:
+                self._store.sweep()
+
+    # ------------------------------------------------------------------------------------------------------ saving
+
+    def save_checkpoint(
+        self,
+        meta: Mapping[str, Any] | None = None,
+        end_of_epoch: bool = True,
+        name: str | None = None,
+        verbosity: int = logging.INFO,
+        *,
+        reason: str = "user",
+    ) -> Checkpoint:
+        """Saves everything that takes part; on return it is on the disk, complete.
+
+        Args:
+            meta: What to note beside it: metrics, remarks; numbers may be numpy's or torch's.
+            end_of_epoch: Whether the epoch is closed, which loader hooks are told. An attached Brain knows it better.
+            name: Saves under ``CKPT+<name>``; the older checkpoint of that name, if any, goes once this one is there.
+            verbosity: The level of the log line.
+            reason: For the trainer: why it saves (see `manifest.REASONS`). Of automatic ones the newest is kept.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            CheckpointError: Something cannot be saved; the message names it. The folder is as it was.
+            OSError: The disk refused; the message names the object. The folder is as it was.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     checkpointer.save_checkpoint({"epoch": 3}, name="before-fine-tuning").path.name
+        'CKPT+before-fine-tuning'
+        """
+        return self._save(meta, end_of_epoch, name, verbosity, reason, self._criterion)
+
+    def save_and_keep_only(
+        self,
+        meta: Mapping[str, Any] | None = None,
+        end_of_epoch: bool = True,
+        name: str | None = None,
+        num_to_keep: int = 1,
+        keep_recent: bool = True,
+        importance_keys: Sequence[Score[Checkpoint]] = (),
+        max_keys: Keys = (),
+        min_keys: Keys = (),
+        ckpt_predicate: Predicate | None = None,
+        verbosity: int = logging.INFO,
+    ) -> Checkpoint:
+        """Saves, then lets the older checkpoints go that no rule keeps; a trainer's automatic ones are left alone.
+
+        Args:
+            meta: As for `save_checkpoint`.
+            end_of_epoch: As for `save_checkpoint`.
+            name: As for `save_checkpoint`.
+            num_to_keep: How many each rule keeps; -1 for all.
+            keep_recent: Whether the newest are kept as well.
+            importance_keys: Rules as functions of a checkpoint: the largest values are kept.
+            max_keys: Metrics in `meta` of which the largest are kept.
+            min_keys: Metrics in `meta` of which the smallest are kept. The first of `min_keys`, else of `max_keys`, is
+                from now on what "best" means (`declared_criterion`).
+            ckpt_predicate: Only checkpoints for which it is true may go.
+            verbosity: The level of the log line.
+
+        Returns:
+            The checkpoint that was saved, also when a rule let it go.
+
+        Raises:
+            CheckpointError: As for `save_checkpoint`; or no checkpoint has a metric that was named: then the weights
+                are saved and nothing was deleted.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     for wer in (30.0, 10.0, 20.0):
+        ...         _ = checkpointer.save_and_keep_only({"WER": wer}, min_keys=["WER"])
+        ...     [c.meta["WER"] for c in checkpointer.find_checkpoints(min_key="WER")]
+        [10.0, 20.0]
+        """
+        lowest, highest = _names(min_keys, "min_keys"), _names(max_keys, "max_keys")
+        _check_num_to_keep(num_to_keep)
+        declared: tuple[str, str] | None = (
+            ("min", lowest[0]) if lowest else ("max", highest[0]) if highest else None
+        )
+        saved = self._save(meta, end_of_epoch, name, verbosity, "user", declared or self._criterion)
+        self._criterion = declared or self._criterion
+        scores = [*importance_keys, *([recency] if keep_recent else [])]
+        self._retain(num_to_keep, lowest, highest, scores, ckpt_predicate, verbosity)
+        return saved
+
+    def _save(
+        self,
+        meta: Mapping[str, Any] | None,
+        end_of_epoch: bool,
+        name: str | None,
+        verbosity: int,
+        reason: str,
+        criterion: tuple[str, str] | None,
+    ) -> Checkpoint:
+        assert self._world.is_main, "only the main process writes checkpoints"
+        if reason not in REASONS:
+            raise CheckpointError(
+                f"reason is {reason!r}; it is one of {quoted(REASONS)}.{nearest(str(reason), REASONS)}"
+            )
+        if name is not None:
+            check_name(name, "a checkpoint")
+        if meta is not None and not isinstance(meta, Mapping):
+            raise CheckpointError(f"meta is a {type(meta).__name__}; a dict from names to values is needed")
+        noted = plain(dict(meta or {}))
+        self._settle()
+
+        recoverables, names = self._gather()
+        states = [(r, None if r.saver else _state_of(r, names)) for r in recoverables]
+        counters = {key: int(value) for key, value in self._owner.counters().items()} if self._owner else {}
+        with self._store.draft() as draft:
+            saved: dict[str, Saved] = {}
+            stems: set[str] = set()
+            for recoverable, state in states:
+                saved[recoverable.name] = _write(
+                    draft, recoverable, state, _free_stem(recoverable.name, stems)
+                )
+            checkpoint = self._store.commit(
+                draft,
+                Checkpoint(
+                    path=draft.path,
+                    meta=noted,
+                    commit=0,
+                    reason=reason,
+                    name=name,
+                    end_of_epoch=bool(self._owner.closes_epoch() if self._owner else end_of_epoch),
+                    counters=counters,
+                    time=manifest.now(),
+                    criterion=criterion,
+                    recoverables=saved,
+                    environment=self._environment(),
+                    world_size=self._world.size,
+                ),
+                self._stem(name, counters),
+            )
+        if name is not None:
+            checkpoint = self._replace_namesakes(checkpoint, f"CKPT+{name}")
+        logger.log(
+            verbosity if reason == "user" else logging.DEBUG, "saved the checkpoint %s", checkpoint.path
+        )
+        if reason in AUTOMATIC:
+            for older in self._store.known():
+                if older.reason in AUTOMATIC and older.commit < checkpoint.commit:
+                    self._store.delete(older)
+        return checkpoint
+
+    def _stem(self, name: str | None, counters: dict[str, int]) -> str:
+        if name is not None:
+            return f"CKPT+{name}"
+        if "optimizer_step" in counters:
+            return f"step-{counters['optimizer_step']:08d}"
+        return f"commit-{self._store.next_commit():08d}"
+
+    def _environment(self) -> dict[str, Any]:
+        """What exactness depends on; a trainer that knows more (compile, form of the optimizer) has `environment()`."""
+        more = getattr(self._owner, "environment", None)
+        return {**manifest.environment(), **(plain(more(), "environment") if callable(more) else {})}
+
+    def _replace_namesakes(self, checkpoint: Checkpoint, stem: str) -> Checkpoint:
+        """A name means one checkpoint, the newest: older ones go now that it is there, and it gets their place."""
+        for older in self._store.known():
+            if older.name == checkpoint.name and older.commit < checkpoint.commit:
+                self._store.delete(older)
+        return self._store.rename(checkpoint, stem)
+
+    # ----------------------------------------------------------------------------------------------------- finding
+
+    def list_checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, of every reason, the newest first.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Checkpointer(folder).list_checkpoints()
+        []
+        """
+        self._settle()
+        return self._store.listed()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest intact checkpoint of any reason but "error"; None when there is none.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Checkpointer(folder).newest() is None
+        True
+        """
+        return next(self._intact([c for c in self.list_checkpoints() if c.reason != "error"]), None)
+
+    @property
+    def loaded(self) -> Checkpoint | None:
+        """The checkpoint that was loaded last, which may be an older one than `newest` when that is damaged."""
+        return self._loaded
+
+    def find_checkpoint(
+        self,
+        importance_key: Score[Checkpoint] | None = None,
+        max_key: str | None = None,
+        min_key: str | None = None,
+        ckpt_predicate: Predicate | None = None,
+        *,
+        include: Sequence[str] = (),
+    ) -> Checkpoint | None:
+        """The best checkpoint, or the newest when nothing says what "best" is; None when there is none.
+
+        Args:
+            importance_key: A function of a checkpoint; the largest value is best.
+            max_key: A metric; the largest is best. At most one of the three may be given.
+            min_key: A metric; the smallest is best. NaN is never best, and among equals the newest is.
+            ckpt_predicate: Only checkpoints for which it is true are looked at.
+            include: Reasons to look at as well: "timed", "signal", "error".
+
+        Raises:
+            CheckpointError: No checkpoint has the metric; the message lists those there are.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     for loss in (0.5, float("nan"), 0.1):
+        ...         _ = checkpointer.save_checkpoint({"loss": loss})
+        ...     checkpointer.find_checkpoint(max_key="loss").meta
+        {'loss': 0.5}
+        """
+        found = self._find(
+            importance_key, max_key, min_key, ckpt_predicate, SKIPPED_BY_FIND - self._included(include)
+        )
+        return next(self._intact(found), None)
+
+    def find_checkpoints(
+        self,
+        importance_key: Score[Checkpoint] | None = None,
+        max_key: str | None = None,
+        min_key: str | None = None,
+        ckpt_predicate: Predicate | None = None,
+        max_num_checkpoints: int | None = None,
+        *,
+        include: Sequence[str] = (),
+    ) -> list[Checkpoint]:
+        """As `find_checkpoint`, all of them, the best (or newest) first, at most `max_num_checkpoints`.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     for loss in (0.5, 0.3, 0.1):
+        ...         _ = checkpointer.save_checkpoint({"loss": loss})
+        ...     [c.meta["loss"] for c in checkpointer.find_checkpoints(min_key="loss", max_num_checkpoints=2)]
+        [0.1, 0.3]
+        """
+        found = self._find(
+            importance_key, max_key, min_key, ckpt_predicate, SKIPPED_BY_FIND - self._included(include)
+        )
+        return found if max_num_checkpoints is None else found[: max(0, max_num_checkpoints)]
+
+    def declared_criterion(self) -> tuple[Literal["min", "max"], str] | None:
+        """What "best" means: the metric of the last `save_and_keep_only` that named one, also after a restart.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     _ = checkpointer.save_and_keep_only({"WER": 9.0}, min_keys=["WER"])
+        ...     Checkpointer(folder).declared_criterion()
+        ('min', 'WER')
+        """
+        told = self._criterion or next((c.criterion for c in self.list_checkpoints() if c.criterion), None)
+        return None if told is None else ("min" if told[0] == "min" else "max", told[1])
+
+    @staticmethod
+    def _included(include: Sequence[str]) -> frozenset[str]:
+        for reason in _names(include, "include"):
+            if reason not in REASONS:
+                raise CheckpointError(
+                    f"include holds {reason!r}; the reasons are {quoted(REASONS)}.{nearest(reason, REASONS)}"
+                )
+        return frozenset(_names(include, "include"))
+
+    def _find(
+        self,
+        importance_key: Score[Checkpoint] | None,
+        max_key: str | None,
+        min_key: str | None,
+        predicate: Predicate | None,
+        without: frozenset[str],
+    ) -> list[Checkpoint]:
+        given = {"importance_key": importance_key, "max_key": max_key, "min_key": min_key}
+        if len(told := [name for name, key in given.items() if key is not None]) > 1:
+            raise CheckpointError(
+                f"{' and '.join(told)} were given; one order at a time, so give one of them"
+            )
+        candidates = [c for c in self.list_checkpoints() if c.reason not in without]
+        if predicate is not None:
+            candidates = [c for c in candidates if predicate(c)]
+        if importance_key is not None:
+            return rank(candidates, importance_key)
+        key = max_key if max_key is not None else min_key
+        if key is None or not candidates:
+            return candidates
+        require_metric(key, candidates)
+        return rank(candidates, by_metric(key, "min" if max_key is None else "max"))
+
+    def _intact(self, checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
+        """Those whose files are all there in their size; warns of the others."""
+        for checkpoint in checkpoints:
+            try:
+                self._store.check_sizes(checkpoint)
+            except DamagedCheckpointError as error:
+                logger.warning("the checkpoint %s is skipped: %s", checkpoint.path, error)
+                continue
+            yield checkpoint
+
+    # ---------------------------------------------------------------------------------------------------- deleting
+
+    def delete_checkpoints(
+        self,
+        *,
+        num_to_keep: int = 1,
+        min_keys: Keys = (),
+        max_keys: Keys = (),
+        importance_keys: Sequence[Score[Checkpoint]] = (),
+        ckpt_predicate: Predicate | None = None,
+        verbosity: int = logging.INFO,
+    ) -> None:
+        """Lets go of the user's checkpoints that no rule keeps; without a rule the newest `num_to_keep` stay.
+
+        Checkpoints without the metrics and those for which the predicate is false are left, and so are a trainer's
+        automatic ones, which it looks after itself.
+
+        Args:
+            num_to_keep: How many each rule keeps; -1 for all.
+            min_keys: As for `save_and_keep_only`.
+            max_keys: As for `save_and_keep_only`.
+            importance_keys: As for `save_and_keep_only`.
+            ckpt_predicate: As for `save_and_keep_only`.
+            verbosity: The level of the log lines.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     for loss in (0.5, 0.3, 0.1):
+        ...         _ = checkpointer.save_checkpoint({"loss": loss})
+        ...     checkpointer.delete_checkpoints(max_keys=["loss"])
+        ...     [c.meta["loss"] for c in checkpointer.list_checkpoints()]
+        [0.5]
+        """
+        _check_num_to_keep(num_to_keep)
+        lowest, highest = _names(min_keys, "min_keys"), _names(max_keys, "max_keys")
+        self._retain(num_to_keep, lowest, highest, list(importance_keys), ckpt_predicate, verbosity)
+
+    def _retain(
+        self,
+        num_to_keep: int,
+        min_keys: Sequence[str],
+        max_keys: Sequence[str],
+        importance: Sequence[Score[Checkpoint]],
+        predicate: Predicate | None,
+        verbosity: int,
+    ) -> None:
+        assert self._world.is_main, "only the main process deletes checkpoints"
+        candidates = [
+            c for c in self.list_checkpoints() if c.reason == "user" and (predicate is None or predicate(c))
+        ]
+        if not candidates:
+            return
+        for key in (*min_keys, *max_keys):
+            require_metric(key, candidates)
+        scores: list[Score[Checkpoint]] = [
+            *importance,
+            *(by_metric(key, "min") for key in min_keys),
+            *(by_metric(key, "max") for key in max_keys),
+        ]
+        for checkpoint in doomed(candidates, scores or [recency], num_to_keep):
+            self._store.delete(checkpoint)
+            logger.log(verbosity, "deleted the checkpoint %s", checkpoint.path)
+
+    # ----------------------------------------------------------------------------------------------------- loading
+
+    @contextmanager
+    def weights_only(self) -> Iterator[None]:
+        """Inside it, every load touches modules only: to evaluate a checkpoint in the middle of a run.
+
+        >>> model, generator = torch.nn.Linear(2, 1), torch.Generator()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": model, "generator": generator})
+        ...     _ = checkpointer.save_checkpoint()
+        ...     _ = generator.manual_seed(7)
+        ...     with checkpointer.weights_only():
+        ...         _ = checkpointer.recover_if_possible()
+        ...     generator.initial_seed()
+        7
+        """
+        before = self._weights_only
+        self._weights_only = True
+        try:
+            yield
+        finally:
+            self._weights_only = before
+
+    def recover_if_possible(
+        self,
+        importance_key: Score[Checkpoint] | None = None,
+        max_key: str | None = None,
+        min_key: str | None = None,
+        ckpt_predicate: Predicate | None = None,
+        *,
+        device: object = None,
+    ) -> Checkpoint | None:
+        """Loads the best checkpoint, or the newest when nothing says what "best" is; None when there is none.
+
+        Without an order, checkpoints made inside an epoch and by a signal count as well (those of a run that failed do
+        not). A damaged one is skipped with a warning and the next is taken.
+
+        Args:
+            importance_key: As for `find_checkpoint`.
+            max_key: As for `find_checkpoint`.
+            min_key: As for `find_checkpoint`.
+            ckpt_predicate: As for `find_checkpoint`.
+            device: Taken for the sake of old code; it has no effect, for every object is loaded to where it is.
+
+        Raises:
+            CheckpointError: There are checkpoints and all are damaged; or the one found does not fit, in which case
+                the live objects are as they were.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Checkpointer(folder, {"model": torch.nn.Linear(2, 1)}).recover_if_possible() is None
+        True
+        """
+        self._device_has_no_effect(device)
+        no_order = importance_key is None and max_key is None and min_key is None
+        without = frozenset({"error"}) if no_order else SKIPPED_BY_FIND
+        found = self._find(importance_key, max_key, min_key, ckpt_predicate, without)
+        for checkpoint in found:
+            try:
+                self._load(checkpoint)
+            except DamagedCheckpointError as error:
+                logger.warning("the checkpoint %s is skipped: %s", checkpoint.path, error)
+                continue
+            return checkpoint
+        if found or (self._store.damaged and not self._store.known()):
+            raise CheckpointError(
+                f"all checkpoints in {self.checkpoints_dir} that could be loaded are damaged; the warnings above say "
+                "how. Put an intact copy there, or move the damaged ones away to start from scratch"
+            )
+        return None
+
+    def load_checkpoint(
+        self, checkpoint: Checkpoint | str | os.PathLike[str], *, device: object = None
+    ) -> Checkpoint:
+        """Loads this very checkpoint, wherever it lies.
+
+        Args:
+            checkpoint: A checkpoint, or the path of its folder.
+            device: Taken for the sake of old code; it has no effect.
+
+        Raises:
+            DamagedCheckpointError: Its files are not those that were written.
+            CheckpointError: It does not fit the live objects, which are as they were.
+
+        >>> model = torch.nn.Linear(2, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpoint = Checkpointer(folder, {"model": model}).save_checkpoint()
+        ...     Checkpointer("elsewhere", {"model": model}).load_checkpoint(checkpoint.path) == checkpoint
+        True
+        """
+        self._device_has_no_effect(device)
+        self._settle()
+        try:
+            if not isinstance(checkpoint, Checkpoint):
+                checkpoint = manifest.read(_absolute(checkpoint))
+            self._load(checkpoint)
+        except DamagedCheckpointError as error:
+            path = checkpoint.path if isinstance(checkpoint, Checkpoint) else _absolute(checkpoint)
+            raise DamagedCheckpointError(f"{path} is no intact checkpoint: {error}") from error
+        return checkpoint
+
+    def _device_has_no_effect(self, device: object) -> None:
+        if device is not None:
+            self._warn_once(
+                "device= has no effect when a checkpoint is loaded: every object is loaded to where it is"
+            )
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        """Both phases: nothing is touched before all that is needed was read and compared."""
+        recoverables, names = self._gather()
+        if self._weights_only:
+            recoverables = [r for r in recoverables if isinstance(r.obj, torch.nn.Module)]
+        self._store.check_sizes(checkpoint)
+        missing = [r for r in recoverables if r.name not in checkpoint.recoverables]
+        loading = [
+            (r, checkpoint.recoverables[r.name]) for r in recoverables if r.name in checkpoint.recoverables
+        ]
+        self._store.check_sums(checkpoint, tuple(file for _, saved in loading for file in saved.files))
+
+        # What does not fit is collected, so that one message tells all of it.
+        lines = []
+        if needed := [r for r in missing if not r.optional]:
+            told = ", ".join(f"{r.name!r} ({class_name(r.obj)})" for r in needed)
+            if self.allow_partial_load:
+                self._warn_once(f"{checkpoint.path} has no {told}, which stays as it is")
+            else:
+                lines.append(f"it has no {told}; it holds {quoted(checkpoint.recoverables)}")
+        plan: list[tuple[Recoverable, Any]] = []
+        for recoverable, saved in loading:
+            state = None
+            if recoverable.loader is None:
+                state, problems = _read(checkpoint, recoverable, saved, names)
+                lines.extend(f"{recoverable.told}: {problem}" for problem in problems)
+            plan.append((recoverable, state))
+        if lines:
+            raise CheckpointError(
+                f"{checkpoint.path} does not fit, so nothing was loaded:\n  "
+                + "\n  ".join(lines)
+                + "\nIs it another model's, or have the hyperparameters changed? (allow_partial_load and optional_load "
+                "let whole objects be missing)"
+            )
+        _apply(checkpoint, plan, names)
+        self._loaded = checkpoint
+        if leftover := sorted(set(checkpoint.recoverables) - {r.name for r in recoverables}):
+            logger.debug("nothing here takes %s of %s", quoted(leftover), checkpoint.path)
+
+
+# ------------------------------------------------------------------------------------------- one object at a time
+
+
+def _method(obj: object, name: str) -> Callable[..., Any] | None:
+    """A hook method as a function of the object, in the form that the object's own class gives it; None for ""."""
+    return getattr(type(obj), name) if name else None
+
+
+def _state_of(recoverable: Recoverable, names: ParameterNames) -> Any:
+    """The state of an object, refused here if the safe loader would refuse it later."""
+    try:
+        state = recoverable.kind.state(recoverable.obj, names)
+    except Exception as error:
+        raise CheckpointError(f"{recoverable.told} failed to give its state: {error!r}") from error
+    return tidy(state, recoverable.told)
+
+
+def _free_stem(name: str, taken: set[str]) -> str:
+    """A file name that differs from the others also where the file system does not tell "Model" from "model"."""
+    stem, number = name, 1
+    while stem.casefold() in taken or stem.casefold() == "manifest":
+        number += 1
+        stem = f"{name}-{number}"
+    taken.add(stem.casefold())
+    return stem
+
+
+def _write(draft: Draft, recoverable: Recoverable, state: Any, stem: str) -> Saved:
+    """Writes one object into the draft."""
+    try:
+        if recoverable.saver is not None:
+            return _write_by_hook(draft, recoverable, recoverable.saver, f"{stem}.ckpt")
+        text = as_json(state)
+        name = f"{stem}.pt" if text is None else f"{stem}.json"
+        with draft.file(name) as file:
+            if text is None:
+                write_torch(state, file)
+            else:
+                file.write(text)
+        if text is None:
+            refuse_unsafe(draft.path / name, recoverable.told)
+    except OSError as error:
+        # The class follows from the number, so a full disk stays recognizable; the words say which object it was.
+        raise OSError(
+            error.errno, f"{recoverable.told} could not be written: {error.strerror or error}", error.filename
+        ) from error
+    return Saved(recoverable.kind.name, name, (name,), class_name(recoverable.obj))
+
+
+def _write_by_hook(draft: Draft, recoverable: Recoverable, saver: SaveHook, name: str) -> Saved:
+    try:
+        saver(recoverable.obj, draft.path / name)
+    except (OSError, CheckpointError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{recoverable.told} failed in its save hook: {error!r}") from error
+    files = draft.adopt()
+    if not files:
+        raise CheckpointError(
+            f"{recoverable.told}: its save hook wrote nothing to the path it was given; write a file there, or a "
+            "folder with files"
+        )
+    return Saved("hook", name, tuple(files), class_name(recoverable.obj))
+
+
+def _read(
+    checkpoint: Checkpoint, recoverable: Recoverable, saved: Saved, names: ParameterNames
+) -> tuple[Any, list[str]]:
+    """The saved state of an object, and what in it does not fit."""
+    if saved.kind == "hook" and saved.files != (saved.path,):
+        return None, [f"it was saved by a hook, as {quoted(saved.files)}, and no load hook is known here"]
+    if saved.kind not in ("hook", recoverable.kind.name):
+        return None, [f"the checkpoint holds a {saved.kind} ({saved.class_name}) under this name"]
+    state = read_state(checkpoint.path / saved.path)
+    return state, recoverable.kind.problems(recoverable.obj, state, names)
+
+
+def _apply(checkpoint: Checkpoint, plan: Sequence[tuple[Recoverable, Any]], names: ParameterNames) -> None:
+    """Applies what was read, one object after the other; if one fails, all are put back to what they were."""
+    done: list[tuple[Recoverable, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="brainlib-load-") as scratch:
+        for recoverable, state in plan:
+            try:
+                done.append((recoverable, _snapshot(recoverable, Path(scratch) / str(len(done)))))
+                if recoverable.loader is not None:
+                    path = checkpoint.path / checkpoint.recoverables[recoverable.name].path
+                    recoverable.loader(recoverable.obj, path, checkpoint.end_of_epoch)
+                else:
+                    recoverable.kind.apply(recoverable.obj, state, names)
+            except BaseException as error:
+                lost = _put_back(done)
+                if not isinstance(error, Exception):
+                    raise
+                after = f"; all is as it was, but for {quoted(lost)}" if lost else "; all is as it was before"
+                raise CheckpointError(
+                    f"{recoverable.told} could not be loaded from {checkpoint.path}{after}: {error!r}"
+                ) from error
+
+
+_NO_SNAPSHOT = object()
+
+
+def _snapshot(recoverable: Recoverable, scratch: Path) -> Any:
+    """What an object is now, to put it back; `_NO_SNAPSHOT` for one that cannot tell (it may be empty until loaded)."""
+    try:
+        if recoverable.loader is None or recoverable.saver is None:
+            return recoverable.kind.snapshot(recoverable.obj) if recoverable.loader is None else _NO_SNAPSHOT
+        recoverable.saver(recoverable.obj, scratch)
+    except Exception as error:  # noqa: BLE001  # any failure of a user's method, and none of them is in the way of loading
+        logger.debug("%s cannot be put back if the load fails: %r", recoverable.told, error)
+        return _NO_SNAPSHOT
+    return scratch
+
+
+def _put_back(done: Sequence[tuple[Recoverable, Any]]) -> list[str]:
+    """Undoes a load, the last object first; returns the names of those that could not be put back."""
+    lost = []
+    for recoverable, before in reversed(done):
+        try:
+            if before is _NO_SNAPSHOT:
+                lost.append(recoverable.name)
+            elif recoverable.loader is not None:
+                recoverable.loader(recoverable.obj, before, False)
+            else:
+                recoverable.kind.put_back(recoverable.obj, before)
+        except Exception as error:  # noqa: BLE001  # the first failure is the one to tell; this one is named in it
+            logger.error("%s could not be put back after a failed load: %r", recoverable.told, error)
+            lost.append(recoverable.name)
+    return lost
+
+
+def _names(keys: Keys, what: str) -> list[str]:
+    """Names as a list; one alone may be given as a plain string."""
+    names = [keys] if isinstance(keys, str) else list(keys)
+    for name in names:
+        if not isinstance(name, str):
+            raise CheckpointError(f"{what} holds {name!r}; names of metrics or reasons are strings")
+    return names
+
+
+def _check_num_to_keep(number: int) -> None:
+    if not isinstance(number, int) or number < -1:
+        raise CheckpointError(f"num_to_keep is {number!r}; give how many to keep, 0 for none or -1 for all")
+
+
+def _absolute(folder: str | os.PathLike[str]) -> Path:
+    """A path that stays the same when the script changes its working directory later; touches no disk."""
+    return Path(os.path.abspath(os.fspath(folder)))

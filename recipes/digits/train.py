@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Train a model on handwritten digits. Start it, kill it, start it again: it goes on and ends with the same numbers.
+
+    python recipes/digits/train.py hparams/digits/cnn.yaml --output_folder results/cnn
+
+Whatever stands in the YAML can be given on the command line: ``--lr 1e-4``, ``--dataset mnist --data_folder DIR``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import plots  # at the top: without matplotlib the run stops here, not after training
+import torch
+from prepare import Split, describe, prepare_digits
+from torch import Tensor
+
+import brainlib as bl
+from brainlib import Stage
+
+EVALUATION_LOADER = {"batch_size": 500}  # larger than in training: there are no gradients to keep
+
+
+class DigitsBrain(bl.Brain):
+    """Counts right answers beside the loss; logs and saves once an epoch."""
+
+    test_split: Split | None = None  # watched after each epoch, where it is given
+    seconds_before = 0.0  # of training, in the processes before this one
+    started: float | None = None  # when training began in this one
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_right = {stage: torch.tensor(0, device=self.device) for stage in Stage}
+        self.num_seen = dict.fromkeys(Stage, 0)
+        self.stats: dict[Stage, dict[str, float]] = {}
+
+    # -------------------------------------------------------------------------------------------- what is computed
+
+    def compute_forward(self, batch: dict[str, Tensor], stage: Stage) -> Tensor:
+        images = batch["image"]
+        if stage is Stage.TRAIN and self.hparams.augment is not None:
+            images = self.hparams.augment(images)
+        return self.modules.model(images)
+
+    def compute_objectives(self, predictions: Tensor, batch: dict[str, Tensor], stage: Stage) -> Tensor:
+        digits, confidences = self.hparams.loss.read(predictions.detach())
+        self.num_right[stage] += (digits == batch["label"]).sum()  # a tensor: .item() would make a GPU wait
+        self.num_seen[stage] += len(digits)
+        if stage is Stage.TEST:
+            self.test_readings.append((digits.cpu(), confidences.cpu()))
+        return self.hparams.loss(predictions, batch["label"])
+
+    # ------------------------------------------------------------------------------------------ when it is computed
+
+    def init_optimizers(self) -> None:
+        """One optimizer, L2 where it is wanted, and a learning rate that falls to 0 in a straight line."""
+        self.optimizer = self.opt_class(l2_groups(self.modules.model, self.hparams.l2, self.hparams.l2_on))
+        self.optimizers_dict = {"optimizer": self.optimizer}
+        num_updates = self.hparams.num_updates
+        # Being an attribute that has a state, it is in every checkpoint: nothing else has to be done for it.
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda k: max(0.0, 1 - k / num_updates))
+
+    def on_fit_start(self) -> None:
+        self.started = time.monotonic()
+        super().on_fit_start()  # goes on from the newest checkpoint, if there is one
+
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        self.num_right[stage] = torch.tensor(0, device=self.device)
+        self.num_seen[stage] = 0
+        if stage is Stage.TEST:
+            self.test_readings: list[tuple[Tensor, Tensor]] = []
+
+    def on_fit_batch_end(self, batch: dict[str, Tensor], outputs: Tensor, loss: Tensor, should_step: bool) -> None:
+        if should_step:
+            self.schedule.step()
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        accuracy = self.num_right[stage].item() / self.num_seen[stage]
+        self.stats[stage] = {"loss": stage_loss, "accuracy": accuracy}
+        if stage is not Stage.VALID:
+            return
+        # Log first, then save. Killed in between, the epoch is logged once more; the other way round it would be missing.
+        test_stats = self.watch_test()
+        meta = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
+        self.hparams.train_logger.log_stats(
+            meta, self.stats[Stage.TRAIN], self.stats[Stage.VALID], test_stats, verbose=True
+        )
+        self.checkpointer.save_and_keep_only(
+            meta={"accuracy": accuracy}, max_keys=["accuracy"], verbosity=logging.DEBUG
+        )
+
+    def watch_test(self) -> dict[str, float] | None:
+        """Accuracy on the test images with the weights of now: to be looked at, never to choose by."""
+        if self.test_split is None:
+            return None
+        num_right = 0
+        batches = zip(self.test_split.images.split(500), self.test_split.labels.split(500), strict=True)
+        for images, labels in batches:
+            digits, _ = self.hparams.loss.read(self.modules.model(images.to(self.device)))
+            num_right += int((digits.cpu() == labels).sum())
+        return {"accuracy": num_right / len(self.test_split)}
+
+    # ------------------------------------------------------------------------- what a checkpoint has to hold besides
+
+    def seconds(self) -> float:
+        """Of training so far, summed over the processes of this run; what a kill threw away is not in it."""
+        return self.seconds_before + (0.0 if self.started is None else time.monotonic() - self.started)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            "num_right": int(self.num_right[Stage.TRAIN]),
+            "num_seen": self.num_seen[Stage.TRAIN],
+            "train_stats": self.stats.get(Stage.TRAIN),
+            "seconds": self.seconds(),
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.num_right[Stage.TRAIN] = torch.tensor(state["num_right"], device=self.device)
+        self.num_seen[Stage.TRAIN] = state["num_seen"]
+        if state["train_stats"] is not None:
+            self.stats[Stage.TRAIN] = state["train_stats"]
+        self.seconds_before, self.started = state["seconds"], time.monotonic()
+
+
+def l2_groups(model: torch.nn.Module, l2: float, l2_on: str) -> list[dict[str, Any]]:
+    """Parameter groups with L2 on the parameters whose name fits ``l2_on`` and none on the others.
+
+    Arguments
+    ---------
+    model : torch.nn.Module
+        Whose parameters are trained.
+    l2 : float
+        Strength, the optimizers' ``weight_decay``; try 1e-5 to 1e-3, 0 is off.
+    l2_on : str
+        A pattern such as "*" for all, "*.weight" to spare the biases, "layers.0.*" for one layer.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    if not any(fnmatchcase(name, l2_on) for name in names):
+        raise ValueError(f"l2_on is {l2_on!r}, which fits no parameter. There are: {', '.join(names)}.")
+    chosen = [parameter for name, parameter in model.named_parameters() if fnmatchcase(name, l2_on)]
+    others = [parameter for name, parameter in model.named_parameters() if not fnmatchcase(name, l2_on)]
+    groups = [{"params": chosen, "weight_decay": l2}]
+    return groups + ([{"params": others, "weight_decay": 0.0}] if others else [])
+
+
+def draw_pictures(brain: DigitsBrain, test: Split, folder: Path) -> list[Path]:
+    """The pictures of the run, from metrics.jsonl and from the readings of the last `evaluate`."""
+    curves, confusion, mistakes = folder / "curves.png", folder / "confusion.png", folder / "mistakes.png"
+    digits = torch.cat([digits for digits, _ in brain.test_readings])
+    confidences = torch.cat([confidences for _, confidences in brain.test_readings])
+    plots.plot_curves(bl.read_metrics(folder / "metrics.jsonl", merge_by="epoch"), curves)
+    plots.plot_confusion(test.labels, digits, confusion)
+    plots.plot_mistakes(test.images, test.labels, digits, confidences, mistakes)
+    return [curves, confusion, mistakes]
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the recipe; `arguments` are those of the command line. Returns what results.json holds."""
+    param_file, run_opts, overrides = bl.parse_arguments(arguments)
+    hparams = bl.load_hyperpyyaml(param_file, overrides)
+    folder = Path(hparams["output_folder"])
+    bl.create_experiment_directory(folder, hyperparams_to_save=param_file, overrides=overrides)
+    torch.set_num_threads(hparams["num_threads"])
+
+    splits = prepare_digits(hparams["dataset"], hparams["data_folder"])
+    print(describe(splits))
+    num_batches = math.ceil(len(splits["train"]) / hparams["train_loader"]["batch_size"])
+    hparams["num_updates"] = num_batches * hparams["number_of_epochs"]
+
+    brain = DigitsBrain(
+        modules={"model": hparams["model"]},
+        opt_class=hparams["optimizer"],
+        hparams=hparams,
+        run_opts=run_opts,
+        checkpointer=hparams["checkpointer"],
+    )
+    brain.test_split = splits["test"] if hparams["watch_test"] else None
+    brain.fit(
+        hparams["epoch_counter"],
+        splits["train"],
+        splits["valid"],
+        train_loader_kwargs=hparams["train_loader"],
+        valid_loader_kwargs=EVALUATION_LOADER,
+    )
+    seconds = brain.seconds()
+    brain.evaluate(splits["test"], max_key="accuracy", test_loader_kwargs=EVALUATION_LOADER)
+
+    pictures = draw_pictures(brain, splits["test"], folder)
+    results = {"test": brain.stats[Stage.TEST], "seconds": round(seconds, 2)}
+    bl.write_results(folder, results)
+    print(f"test accuracy {results['test']['accuracy']:.4f}, loss {results['test']['loss']:.4f},", end=" ")
+    print(f"after {seconds:.1f} s of training")
+    print("results and pictures:", *[folder / "results.json", *pictures], sep="\n  ")
+    return results
+
+
+if __name__ == "__main__":
+    main()

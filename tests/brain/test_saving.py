@@ -1,0 +1,201 @@
+"""When a Brain saves by itself, what is in it, and what it warns of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import brainlib as bl
+from tests.brain.small import Batch, Regression, batches, same, small, weights
+
+
+def listed(folder: Path) -> list[Any]:
+    return bl.Checkpointer(folder).list_checkpoints()
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and word in r.getMessage()]
+
+
+def test_a_closed_epoch_is_committed(tmp_path: Path) -> None:
+    """Nobody saves, and still a finished run is on the disk; one checkpoint, not one an epoch."""
+    brain = small(checkpointer=bl.Checkpointer(tmp_path))
+    brain.fit(range(3), batches(4, 4), batches(2))
+    assert len(listed(tmp_path)) == 1
+    other = small(checkpointer=bl.Checkpointer(tmp_path))
+    other.fit(range(3), batches(4, 4), batches(2))
+    assert other.optimizer_step == 6
+    assert same(weights(brain), weights(other))
+
+
+def test_what_the_user_saved_is_not_saved_again(tmp_path: Path) -> None:
+    class Recipe(Regression):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            if stage == bl.Stage.VALID:
+                self.checkpointer.save_checkpoint(meta={"loss": stage_loss})
+
+    small(Recipe, checkpointer=bl.Checkpointer(tmp_path)).fit(range(3), batches(4, 4), batches(2))
+    assert len(listed(tmp_path)) == 3
+    assert all("loss" in checkpoint.meta for checkpoint in listed(tmp_path))
+
+
+def test_every_so_many_updates(tmp_path: Path) -> None:
+    """Counted in updates; the newest of them is kept."""
+    seen: list[int] = []
+
+    class Brain(Regression):
+        def on_fit_batch_start(self, batch: Batch, should_step: bool) -> None:
+            seen.append(len(list(tmp_path.glob("step-*"))))
+
+    brain = small(Brain, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=2)
+    brain.fit(range(1), batches(1, 1, 1, 1, 1))
+    assert seen == [0, 0, 1, 1, 1]
+
+
+def test_timed_saves_carry_no_metric_and_are_never_best(tmp_path: Path) -> None:
+    brain = small(checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+    with pytest.raises(KeyError):
+        brain.fit(range(1), stumbling(batches(4, 4, 4)))
+    checkpointer = bl.Checkpointer(tmp_path)
+    assert checkpointer.find_checkpoints() == []
+    assert len(checkpointer.find_checkpoints(include=("timed",))) == 1
+    assert checkpointer.recover_if_possible is not None
+
+
+def stumbling(data: list[Batch]) -> Any:
+    class Data:
+        def __iter__(self) -> Any:
+            yield from data
+            raise KeyError("the disk is gone")
+
+    return Data()
+
+
+def test_without_interval_nothing_is_written_inside_an_epoch(tmp_path: Path) -> None:
+    for options in ({}, {"ckpt_interval_minutes": 0}):
+        brain = small(checkpointer=bl.Checkpointer(tmp_path), **options)
+        with pytest.raises(KeyError):
+            brain.fit(range(1), stumbling(batches(4, 4)))
+        assert list(tmp_path.glob("step-*")) == []
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    saving, not_saving = small(checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1), small()
+    state = torch.get_rng_state()
+    for brain in (saving, not_saving):
+        brain.fit(range(2), batches(4, 3), batches(2))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert same(weights(saving), weights(not_saving))
+
+
+def test_a_schedule_that_is_an_attribute_is_saved(tmp_path: Path) -> None:
+    class Scheduled(Regression):
+        def init_optimizers(self) -> None:
+            super().init_optimizers()
+            self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=1, gamma=0.5)
+
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            if stage == bl.Stage.TRAIN:
+                self.schedule.step()
+
+    small(Scheduled, checkpointer=bl.Checkpointer(tmp_path)).fit(range(2), batches(4, 4))
+    brain = small(Scheduled, checkpointer=bl.Checkpointer(tmp_path))
+    brain.fit(range(3), batches(4, 4))
+    reference = small(Scheduled)
+    reference.fit(range(3), batches(4, 4))
+    assert brain.optimizer.param_groups[0]["lr"] == reference.optimizer.param_groups[0]["lr"] == 0.0125
+    assert same(weights(brain), weights(reference))
+
+
+def test_a_trainable_parameter_that_no_checkpoint_holds_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = torch.nn.Parameter(torch.zeros(2).double())
+
+    class Losing(Regression):
+        def init_optimizers(self) -> None:
+            self.optimizer = torch.optim.SGD([*self.modules.parameters(), lost], lr=0.1)
+            self.optimizers_dict = {"optimizer": self.optimizer}
+
+        def compute_objectives(
+            self, predictions: torch.Tensor, batch: Batch, stage: bl.Stage
+        ) -> torch.Tensor:
+            return super().compute_objectives(predictions + lost, batch, stage)
+
+    brain = small(Losing, opt_class=None, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+    brain.fit(range(2), batches(4, 4))
+    assert len(warnings_in(caplog, "parameter")) == 1
+
+
+def test_a_second_brain_on_the_same_module_objects_does_not_save_them_twice(tmp_path: Path) -> None:
+    """A recipe registers its modules under its own names; those names are kept."""
+    checkpointer = bl.Checkpointer(tmp_path)
+    brain = small(checkpointer=checkpointer)
+    checkpointer.add_recoverable("net", brain.modules.model)
+    brain.fit(range(1), batches(4))
+    (checkpoint,) = listed(tmp_path)
+    assert [path.name for path in Path(checkpoint.path).glob("*.pt") if path.stem in ("net", "model")] == [
+        "net.pt"
+    ]
+
+
+@pytest.mark.parametrize("when", ["before __init__", "in __init__", "in init_optimizers"])
+def test_whatever_has_state_on_the_brain_is_found(when: str, tmp_path: Path) -> None:
+    """A module beside `modules`, whenever it became an attribute."""
+
+    class Keeping(Regression):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if when == "before __init__":
+                self.memory = torch.nn.Linear(1, 1)
+            super().__init__(*args, **kwargs)
+            if when == "in __init__":
+                self.memory = torch.nn.Linear(1, 1)
+
+        def init_optimizers(self) -> None:
+            super().init_optimizers()
+            if when == "in init_optimizers":
+                self.memory = torch.nn.Linear(1, 1)
+
+        def on_fit_batch_end(self, batch: Batch, outputs: Any, loss: torch.Tensor, should_step: bool) -> None:
+            with torch.no_grad():
+                self.memory.weight.fill_(self.optimizer_step)
+
+    small(Keeping, checkpointer=bl.Checkpointer(tmp_path)).fit(range(2), batches(4, 4))
+    brain = small(Keeping, checkpointer=bl.Checkpointer(tmp_path))
+    brain.fit(range(2), batches(4, 4))
+    assert brain.memory.weight.item() == 4.0
+
+
+def test_what_is_found_and_cannot_be_saved_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The safe loader would not read it back: the run goes on or stops, but not without the name and the class."""
+
+    class Secret:
+        pass
+
+    class Strange:
+        def state_dict(self) -> dict[str, Any]:
+            return {"secret": Secret()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    brain = small(checkpointer=bl.Checkpointer(tmp_path))
+    brain.strange = Strange()
+    try:
+        brain.fit(range(1), batches(4))
+        said = "\n".join(warnings_in(caplog, "strange"))
+    except ValueError as error:
+        said = str(error)
+    assert "strange" in said
+    assert "Secret" in said
+
+
+def test_resuming_with_another_option_is_ordinary(tmp_path: Path) -> None:
+    """Validation in mid-epoch switched on or off between two starts."""
+    for number, options in enumerate(({}, {"valid_interval_steps": 1}, {})):
+        brain = small(checkpointer=bl.Checkpointer(tmp_path), **options)
+        brain.fit(range(number + 1), batches(4, 4), batches(2))
+        assert brain.optimizer_step == 2 * (number + 1)

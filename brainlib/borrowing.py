@@ -93,7 +93,12 @@ def choose_checkpoint(
     else:
         order, key = "", None
 
-    found = checkpointer.newest() if key is None else checkpointer.find_checkpoint(**{f"{order}_key": key})
+    if key is None:
+        found = checkpointer.newest()
+    elif order == "max":
+        found = checkpointer.find_checkpoint(max_key=key)
+    else:
+        found = checkpointer.find_checkpoint(min_key=key)
     if found is not None:
         why = "newest" if key is None else f"{'largest' if order == 'max' else 'smallest'} {key}"
         logger.info("evaluating with the weights of %s (%s)", found.path, why)

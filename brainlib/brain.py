@@ -43,9 +43,9 @@ from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, draw_seed, last_seed, preserved_generators
 from brainlib.stage import Stage
 from brainlib.triggers import Trigger, as_trigger
-from brainlib.update.gradients import Gradients
 from brainlib.update.loss_check import check_loss
 from brainlib.update.loss_weight import num_items
+from brainlib.update.optimizers import Optimizers
 from brainlib.update.parameter_groups import without_vector_decay
 from brainlib.update.watch import OptimizerWatch
 from brainlib.update.window import Window
@@ -126,9 +126,8 @@ class Brain:
         self.optimizers_dict: dict[str, Optimizer] = {}
         self.hparams = HParams(hparams, watch=[key for key, _ in RunOptions.resembling(map(str, hparams))])
         # Where the run stands, and what it must not lose
-        self._run = self._outer_run = (
-            RunState()
-        )  # in a fit within a hook: its own, and that of the fit round it
+        self._run = RunState(by_items=self._options.loss_average == "items")
+        self._outer_run = self._run  # in a fit within a hook: that of the fit round it
         self._seed: int | None = _seed_of(hparams)
         self._state = BrainState(self)
         self.checkpointer = checkpointer
@@ -146,8 +145,8 @@ class Brain:
         self._watch = OptimizerWatch()
         self._custom_fit_batch = False
         self._weighted = False  # whether losses are scaled by their weights before they are summed
+        self._max_grad_norm: float | None = self._options.max_grad_norm
         self._updates_before = 0
-        self._gradients: dict[int, Gradients] = {}
         self._eval_step: int | None = None  # batches of the running evaluation; None while training
         self._closing = False  # whether a checkpoint taken now stands for a closed epoch
         self._resumed: Checkpoint | None = None  # until the open epoch's on_stage_start has been run again
@@ -160,7 +159,7 @@ class Brain:
             False
         )  # whether the batch in hand is the last of its epoch
         self._save_triggers: list[Trigger] = []
-        self._optimizers: dict[str, Optimizer] = {}  # all that are found, looked up at each start of an epoch
+        self._optimizers = Optimizers()
         self._said: set[str] = set()
         self._own_names = frozenset(self.__dict__).difference(users_own) | {"_own_names"}
         self._attach_checkpointer()
@@ -304,7 +303,7 @@ class Brain:
         self._replay_resumed()
         if run.step == 0:
             run.open_epoch()
-            self._zero_all()
+            self._optimizers.drop_gradients()
 
         batches, window, total = self._open_data(train)
         self._validate_now = lambda: self._fit_valid(valid, epoch, progressbar) if valid is not None else 0.0
@@ -325,7 +324,7 @@ class Brain:
                 if run.step != trained and run.micro and not run.recorded and not self._watch.stepped:
                     run.return_batch()  # not trained on: the same call made again begins with it
                     if run.micro == 0:
-                        self._zero_all()
+                        self._optimizers.drop_gradients()
                 raise
         if run.step == 0:
             raise ValueError(train.empty_message(run.epoch))
@@ -351,52 +350,53 @@ class Brain:
             try:
                 # Weights divide out where a window is one micro-batch of one process.
                 summed = loss * weight if self._weighted else loss
-                (self.scaler.scale(summed) if self.scaler.is_enabled() else summed).backward()
+                self._scaled(summed).backward()  # type: ignore[no-untyped-call]
             except (RuntimeError, AttributeError, TypeError):
                 check_loss(
                     loss, f"compute_objectives of {type(self).__name__}"
                 )  # raises where it can say more
                 raise
-        if self._weighted:
-            run.weight += weight
-        run.record(loss.detach(), self._average_weight(weight))
+        detached = loss.detach()
+        run.record(detached, weight)
         if should_step:
             self.optimizers_step()
         self.on_fit_batch_end(batch, outputs, loss, should_step)
-        return loss.detach()
+        return detached
 
     def optimizers_step(self) -> None:
         """One update: unscale → norm → finite? → one multiply (window weight × clip) → step → scaler → count → zero."""
-        run, scaler, max_norm = self._run, self.scaler, self._options.max_grad_norm
-        scale = 1.0 / run.weight if run.weight else 1.0
-        active = [
-            self._gradients_of(optimizer) for optimizer in self.freeze_optimizers(self._steppable()).values()
-        ]
+        run, scaler, optimizers = self._run, self.scaler, self._optimizers
+        steppable = self.freeze_optimizers(self.optimizers_dict or optimizers.found)
+        active = optimizers.gradients_of(steppable.values())
+        scale = 1.0 / run.weight if self._weighted and run.recorded else 1.0
+
         if scaler.is_enabled():
             active = [
                 each for each in active if each.tensors()
-            ]  # the scaler refuses an optimizer without gradients
+            ]  # the scaler refuses optimizers without gradients
             for each in active:
                 scaler.unscale_(each.optimizer)
-        norms = [each.norm(scale) for each in active]
+        norms = [each.measure(scale) for each in active]
         finite_losses = run.finite_pending()
-        if finite_losses and all(math.isfinite(norm.item()) for norm in norms):
-            for each, norm in zip(active, norms, strict=True):
-                each.scale(norm, max_norm, scale)
-            with self._watch.trusted():
-                for each in active:
-                    scaler.step(each.optimizer)
+        if finite_losses and all(map(math.isfinite, norms)):
+            for each in active:
+                each.scale(self._max_grad_norm)
+            self._watch.trusted = True  # checked already, whoever watches
+            for each in active:
+                scaler.step(each.optimizer)
+            self._watch.trusted = False
             run.commit_window(stepped=bool(active))
         else:
             run.skip_window()
             if finite_losses and scaler.is_enabled():
                 run.nonfinite_in_a_row -= (
-                    1  # the scaler is looking for its scale: an overflow is its ordinary signal
+                    1  # the scaler looks for its scale: an overflow is its ordinary signal
                 )
         if scaler.is_enabled() and active:
             scaler.update()
-        self._zero_all()
-        self._check_patience()
+        optimizers.drop_gradients()
+        if run.nonfinite_in_a_row:
+            self._check_patience()
 
     def _after_window(self) -> bool:
         """What is due after an update, in this order; returns whether the update limit ends training. All ranks."""
@@ -476,6 +476,7 @@ class Brain:
     ) -> float:
         """Every batch of a stage once, without gradients. All ranks."""
         mean, total, limit = RunningMean(), source.num_batches, self._batch_limit(stage)
+        by_items = self._options.loss_average == "items"
         giver = "evaluate_batch" if self._overridden("evaluate_batch") else "compute_objectives"
         self._eval_step = 0
         self.on_stage_start(stage, epoch)
@@ -490,7 +491,7 @@ class Brain:
                     loss = self.evaluate_batch(batch, stage)
                     if not isinstance(loss, (float, int)):
                         check_loss(loss, f"{giver} of {type(self).__name__}", needs_graph=False)
-                    mean.add(loss, self._average_weight(self._weight(batch, stage)))
+                    mean.add(loss, self._weight(batch, stage) if by_items else 1.0)
                     bar.advance(mean.value)
             if self._eval_step == 0:
                 raise ValueError(source.empty_message(self._run.epoch))
@@ -585,7 +586,8 @@ class Brain:
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zero the gradients of all optimizers."""
-        for optimizer in self._all_optimizers().values():
+        self._optimizers.find(self.__dict__, self.optimizers_dict)
+        for optimizer in self._optimizers.found.values():
             optimizer.zero_grad(set_to_none)
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
@@ -605,8 +607,8 @@ class Brain:
         """For a ``fit_batch`` of your own: whether loss and gradients are finite, so that a step may be made."""
         finite = loss is None or bool(torch.isfinite(loss.detach()).all())
         return finite and all(
-            math.isfinite(self._gradients_of(optimizer).norm().item())
-            for optimizer in self._all_optimizers().values()
+            math.isfinite(each.measure())
+            for each in self._optimizers.gradients_of(self._optimizers.found.values())
         )
 
     def update_average(self, loss: Tensor | float, avg_loss: float) -> float:
@@ -651,12 +653,12 @@ class Brain:
 
     @property
     def nonfinite_count(self) -> int:
-        """Updates of the run that were skipped because a loss or gradient was not finite."""
-        return self._run.nonfinite_windows
+        """Updates of the open epoch that were skipped because a loss or gradient was not finite."""
+        return self._run.nonfinite_in_epoch
 
     @nonfinite_count.setter
     def nonfinite_count(self, value: int) -> None:
-        self._run.nonfinite_windows = value
+        self._run.nonfinite_in_epoch = value
 
     def __getattr__(self, name: str) -> Any:
         """The value of an option, where neither the Brain nor the user has an attribute of that name."""
@@ -707,7 +709,8 @@ class Brain:
         if self._depth:
             kept = self._run, self.should_step, self._eval_step, self._epoch_counter, self._closing
             kept_rest = self._resumed, self._validate_now, self._updates_before, self._fingerprint
-            self._run, self._closing, self._eval_step, self._resumed = RunState(), False, None, None
+            self._run = RunState(by_items=self._options.loss_average == "items")
+            self._closing, self._eval_step, self._resumed = False, None, None
             watch, self._watch = self._watch, OptimizerWatch()
         self._depth += 1
         self._epoch_counter = epoch_counter
@@ -746,8 +749,7 @@ class Brain:
     def _settle_in(self) -> None:
         """After on_fit_start: look at what it made and loaded, and say how this fit starts."""
         self._custom_fit_batch = self._overridden("fit_batch")
-        self._optimizers = self._all_optimizers()
-        self._gradients.clear()
+        self._optimizers.find(self.__dict__, self.optimizers_dict)
         self._weighted = self._options.grad_accumulation_factor > 1 or self._world.size > 1
         if self._ready:
             return
@@ -816,7 +818,7 @@ class Brain:
             self.checkpointer.load_checkpoint(self._resumed)
             self._resumed = None
             self._state.restore_generators()
-        self._optimizers = self._all_optimizers()
+        self._optimizers.find(self.__dict__, self.optimizers_dict)
 
     def _open_data(self, train: BatchSource) -> tuple[Iterator[Any], Window, int | None]:
         """The batches from where the run stands, the window over them, and how many there are in the epoch."""
@@ -856,7 +858,7 @@ class Brain:
         if not self._custom_fit_batch:
             yield
             return
-        with self._watch.attached(self._all_optimizers().values()):
+        with self._watch.attached(self._optimizers.found.values()):
             yield
 
     def _settle(self, loss: Any, batch: Any, closes: bool) -> bool:
@@ -866,7 +868,7 @@ class Brain:
         """
         run, watch = self._run, self._watch
         if not run.recorded:
-            run.record(self._returned_loss(loss), self._average_weight(self._weight(batch, Stage.TRAIN)))
+            run.record(self._returned_loss(loss), self._weight(batch, Stage.TRAIN))
         if run.verdict is None:
             if watch.refused and not watch.stepped:
                 run.skip_window(closes)
@@ -878,7 +880,8 @@ class Brain:
                 return False
         self._updates_before = run.optimizer_step
         watch.clear()
-        self._check_patience()
+        if run.nonfinite_in_a_row:
+            self._check_patience()
         return True
 
     def _returned_loss(self, loss: Any) -> float | Tensor:
@@ -913,13 +916,11 @@ class Brain:
             )
         return weight
 
-    def _average_weight(self, weight: float) -> float:
-        return weight if self._options.loss_average == "items" else 1.0
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return self.scaler.scale(loss) if self.scaler.is_enabled() else loss
 
     def _check_patience(self) -> None:
         run, patience = self._run, self._options.nonfinite_patience
-        if run.nonfinite_in_a_row == 0:
-            return
         logger.warning(
             "update skipped: a loss or gradient was not finite (batch %d of the epoch, %d in a row, %d in all)",
             run.step,
@@ -933,29 +934,6 @@ class Brain:
                 f"at the data of "
                 "these batches, lower the learning rate, or raise nonfinite_patience."
             )
-
-    def _all_optimizers(self) -> dict[str, Optimizer]:
-        """Every optimizer found on the Brain, by attribute name or by its key in `optimizers_dict`."""
-        found: dict[str, Optimizer] = {}
-        named = [*self.__dict__.items(), *self.optimizers_dict.items()]
-        for name, value in named:
-            if isinstance(value, Optimizer) and all(value is not each for each in found.values()):
-                found[name] = value
-        return found
-
-    def _steppable(self) -> dict[str, Optimizer]:
-        return self.optimizers_dict or self._optimizers
-
-    def _gradients_of(self, optimizer: Optimizer) -> Gradients:
-        gradients = self._gradients.get(id(optimizer))
-        if gradients is None:
-            gradients = self._gradients[id(optimizer)] = Gradients(optimizer)
-        return gradients
-
-    def _zero_all(self) -> None:
-        """The gradients of all optimizers, also of those that are frozen, so that they do not pile up."""
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
 
     def _limit_reached(self, run: RunState) -> bool:
         """Whether the run has made all its updates; a fit in a hook is not limited."""

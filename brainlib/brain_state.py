@@ -74,7 +74,7 @@ class BrainState:
         brain._loaded_counter = state[
             "epoch_counter"
         ]  # of the fit that is open: the one that starts may be an earlier one
-        here = {each.name for each in brain._extensions}
+        here = brain._extensions.state_dict()
         extensions = state["extensions"].items()  # ours comes and goes with its option; the user's are strict
         brain._extensions.load_state_dict(
             {k: v for k, v in extensions if k in here or k != MID_EPOCH_VALIDATION}
@@ -134,7 +134,7 @@ def _named_parameters(brain: Brain) -> dict[str, Any]:
     """Every parameter that may hold a pending gradient: of the modules, and what only an optimizer knows."""
     named = dict(brain.modules.named_parameters())
     known = {id(param) for param in named.values()}
-    for name, optimizer in brain._all_optimizers().items():
+    for name, optimizer in brain._optimizers.found.items():
         for g, group in enumerate(optimizer.param_groups):
             for p, param in enumerate(group["params"]):
                 if id(param) not in known:

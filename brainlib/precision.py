@@ -32,7 +32,7 @@ class Autocast(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         context = torch.autocast(self.device_type, dtype=self.dtype)
-        context.__enter__()
+        context.__enter__()  # type: ignore[no-untyped-call]
         self._entered.append(context)
 
     def __exit__(

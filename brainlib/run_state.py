@@ -78,6 +78,7 @@ _COUNTERS = (
     "weight",
     "optimizer_step",
     "nonfinite_windows",
+    "nonfinite_in_epoch",
     "nonfinite_in_a_row",
 )
 
@@ -91,9 +92,10 @@ class RunState:
         epoch_start: what the epoch counter stood at when this fit began.
         step: batches trained on in the open epoch.
         micro: micro-batches in the open window.
-        weight: sum of their weights, where the default ``fit_batch`` scaled the losses by them; else 0.
+        weight: sum of their weights.
         optimizer_step: windows in which some optimizer stepped, over the whole run.
         nonfinite_windows: windows skipped because a gradient or loss was not finite, over the whole run.
+        nonfinite_in_epoch: those of the open epoch.
         nonfinite_in_a_row: those since the last good window.
         loss: `RunningMean` of the training loss of the open epoch, over committed windows.
 
@@ -105,9 +107,10 @@ class RunState:
         (1, 1, 2.0)
     """
 
-    __slots__ = (*_COUNTERS, "loss", "pending", "recorded", "verdict")
+    __slots__ = (*_COUNTERS, "by_items", "loss", "pending", "recorded", "verdict")
 
-    def __init__(self) -> None:
+    def __init__(self, by_items: bool = True) -> None:
+        self.by_items = by_items  # whether `loss` averages over items, or over batches
         self.fit = -1
         self.epoch = 0
         self.epoch_start = 0
@@ -116,6 +119,7 @@ class RunState:
         self.weight = 0.0
         self.optimizer_step = 0
         self.nonfinite_windows = 0
+        self.nonfinite_in_epoch = 0
         self.nonfinite_in_a_row = 0
         self.loss = RunningMean()
         self.pending: list[tuple[float | Tensor, float]] = []
@@ -133,6 +137,7 @@ class RunState:
     def open_epoch(self) -> None:
         """The first batch of an epoch is about to come."""
         self.loss.reset()
+        self.nonfinite_in_epoch = 0
         self._empty_window()
 
     def begin_batch(self) -> None:
@@ -147,7 +152,7 @@ class RunState:
         self.step -= 1
         self.micro = max(self.micro - 1, 0)
         if self.recorded and self.pending:
-            self.pending.pop()
+            self.weight -= self.pending.pop()[1]
         if self.micro == 0:
             self._empty_window()
 
@@ -159,8 +164,9 @@ class RunState:
         self.recorded = True
         if self.verdict is None:
             self.pending.append((loss, weight))
+            self.weight += weight
         elif self.verdict:
-            self.loss.add(loss, weight)
+            self._count_loss(loss, weight)
 
     def commit_window(self, stepped: bool, finite: bool = True, closes: bool = True) -> None:
         """The update of the open window stands; `stepped` says whether an optimizer updated something.
@@ -170,7 +176,7 @@ class RunState:
         """
         for loss, weight in self.pending:
             if finite or math.isfinite(float(loss)):
-                self.loss.add(loss, weight)
+                self._count_loss(loss, weight)
         if stepped:
             self.optimizer_step += 1
         if finite:
@@ -186,8 +192,12 @@ class RunState:
         self._empty_window(closes)
         self.verdict = False
 
+    def _count_loss(self, loss: float | Tensor, weight: float) -> None:
+        self.loss.add(loss, weight if self.by_items else 1.0)
+
     def _count_nonfinite(self) -> None:
         self.nonfinite_windows += 1
+        self.nonfinite_in_epoch += 1
         self.nonfinite_in_a_row += 1
 
     def close_epoch(self) -> None:

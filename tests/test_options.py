@@ -81,7 +81,9 @@ def test_names_and_defaults_are_frozen() -> None:
 
 
 def test_no_name_stands_in_two_groups_or_is_an_attribute_of_the_composition() -> None:
-    names = [each.name for group in {each.group for each in all_options().values()} for each in options_of(group)]
+    names = [
+        each.name for group in {each.group for each in all_options().values()} for each in options_of(group)
+    ]
     assert len(names) == len(set(names))
     assert not set(names) & set(vars(RunOptions()) | vars(RunOptions))
 
@@ -135,9 +137,13 @@ def test_names_of_ours_at_the_top_level_are_the_users_own_keys() -> None:
 
 
 def test_dashes_and_underscores_are_alike_everywhere() -> None:
-    options = RunOptions.resolve({"debug-epochs": 5}, {"debug-batches": 4, "run_opts": {"limit-train-batches": 3}})
+    options = RunOptions.resolve(
+        {"debug-epochs": 5}, {"debug-batches": 4, "run_opts": {"limit-train-batches": 3}}
+    )
     assert (options.debug_epochs, options.debug_batches, options.limit_train_batches) == (5, 4, 3)
-    assert "given twice (in run_opts): as 'debug', 'debug'" not in message_of({"max-grad-norm": 1, "max_grad_norm": 2})
+    assert "given twice (in run_opts): as 'debug', 'debug'" not in message_of(
+        {"max-grad-norm": 1, "max_grad_norm": 2}
+    )
     assert "as 'max-grad-norm', 'max_grad_norm'" in message_of({"max-grad-norm": 1, "max_grad_norm": 2})
 
 
@@ -148,7 +154,9 @@ def test_of_another_run_options_only_what_was_set_counts() -> None:
 
 
 def test_unknown_names_are_errors_that_name_the_nearest() -> None:
-    assert "no run option 'precison' (in run_opts). Did you mean 'precision'?" in message_of({"precison": "bf16"})
+    assert "no run option 'precison' (in run_opts). Did you mean 'precision'?" in message_of(
+        {"precison": "bf16"}
+    )
     assert "(under 'run_opts' in hparams). Did you mean 'limit_train_batches'?" in message_of(
         None, {"run_opts": {"limit_train_batch": 3}}
     )
@@ -158,20 +166,27 @@ def test_unknown_names_are_errors_that_name_the_nearest() -> None:
 
 
 def test_only_options_are_read_from_hparams() -> None:
-    class Watched(dict):  # type: ignore[type-arg]
-        read: list[str] = []
+    read: list[str] = []
 
+    class Watched(dict):  # type: ignore[type-arg]
         def __getitem__(self, key: str) -> object:
-            self.read.append(key)
+            read.append(key)
             return super().__getitem__(key)
 
     hparams = Watched(lr=0.1, debug=True, model=object())
     RunOptions.resolve(None, hparams)
-    assert hparams.read == ["debug"]
+    assert read == ["debug"]
 
 
 def test_keys_that_resemble_an_option() -> None:
-    keys = ["lr", "precison", "checkpoint_interval_minutes", "limit_train_batches", "grad_accumulation", "number_of_epochs"]
+    keys = [
+        "lr",
+        "precison",
+        "checkpoint_interval_minutes",
+        "limit_train_batches",
+        "grad_accumulation",
+        "number_of_epochs",
+    ]
     assert RunOptions.resembling(keys) == [
         ("precison", "precision"),
         ("checkpoint_interval_minutes", "ckpt_interval_minutes"),
@@ -182,8 +197,10 @@ def test_keys_that_resemble_an_option() -> None:
 
 
 def test_usual_keys_of_experiments_resemble_nothing() -> None:
-    usual = "seed lr batch_size number_of_epochs n_mels sample_rate model data_folder output_folder save_folder train_log"
-    usual += " epoch_counter num_workers sorting ckpt_interval test_batch_size dropout warmup_steps weight_decay"
+    usual = (
+        "seed lr batch_size number_of_epochs n_mels sample_rate model data_folder output_folder save_folder"
+    )
+    usual += " train_log epoch_counter num_workers sorting ckpt_interval test_batch_size dropout warmup_steps"
     assert RunOptions.resembling(usual.split()) in ([], [("ckpt_interval", "ckpt_interval_steps")])
 
 
@@ -256,7 +273,10 @@ def test_scalars_of_numpy_and_torch_are_numbers() -> None:
         ({"precision": ["fp32"]}, "it takes one of 'fp32', 'fp16', 'bf16'."),
         ({"compile_module_keys": [1]}, "is [1], but it takes a list of names, or null."),
         ({"tqdm_barcolor": "red"}, "is 'red', but it takes names with values."),
-        ({"tqdm_barcolor": {"trian": "RED"}}, "names the stage 'trian'; there are 'train', 'valid', 'test'. Did you mean"),
+        (
+            {"tqdm_barcolor": {"trian": "RED"}},
+            "names the stage 'trian'; there are 'train', 'valid', 'test'. Did you mean",
+        ),
         ({"compile_mode": 3}, "is 3, but it takes a text."),
     ],
 )
@@ -314,9 +334,12 @@ def test_naming_modules_switches_compile_on(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("skip_nonfinite_grads", False), ("profile_training", True), ("distributed_launch", True)]
+    ("name", "value"),
+    [("skip_nonfinite_grads", False), ("profile_training", True), ("distributed_launch", True)],
 )
-def test_an_option_without_effect_says_so_once(name: str, value: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_option_without_effect_says_so_once(
+    name: str, value: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     RunOptions.resolve()
     assert not caplog.records
     RunOptions.resolve({name: value})
@@ -359,7 +382,11 @@ def test_a_machine_with_mps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    assert RunOptions().find_device() == RunOptions.resolve({"device": "mps:0"}).find_device() == torch.device("mps")
+    assert (
+        RunOptions().find_device()
+        == RunOptions.resolve({"device": "mps:0"}).find_device()
+        == torch.device("mps")
+    )
     assert "this machine has 'cpu', 'mps'" in message_of({"device": "cuda"})
 
 
@@ -370,7 +397,8 @@ def test_options_and_the_door_of_config_import_nothing_heavy() -> None:
     code = (
         "import sys, torch; before = set(sys.modules)\n"
         "import brainlib.options, brainlib.config\n"
-        "brainlib.options.RunOptions.resolve({'device': 'cpu'}); brainlib.config.parse_arguments(['a.yaml', '--lr', '1'])\n"
+        "brainlib.options.RunOptions.resolve({'device': 'cpu'})\n"
+        "brainlib.config.parse_arguments(['a.yaml', '--lr', '1'])\n"
         "heavy = {'ruamel', 'ruamel.yaml', 'yaml', 'hyperpyyaml', 'torchaudio', 'tqdm', 'matplotlib', 'sklearn'}\n"
         "print(sorted(heavy & (set(sys.modules) - before)))"
     )

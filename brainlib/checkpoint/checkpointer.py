@@ -36,6 +36,7 @@ from brainlib.checkpoint.retention import Score, by_metric, doomed, rank, recenc
 from brainlib.checkpoint.states import as_json, read_state, refuse_unsafe, tidy, write_torch
 from brainlib.checkpoint.store import Draft, Store, check_name
 from brainlib.common.errors import nearest, quoted
+from brainlib.common.files import DISK, Disk
 from brainlib.common.logs import logger
 from brainlib.distributed.world import World
 
@@ -44,9 +45,8 @@ __all__ = ["Checkpoint", "Checkpointer", "Owner"]
 Predicate = Callable[[Checkpoint], bool]
 Keys = str | Sequence[str]
 
-SKIPPED_BY_FIND = frozenset(
-    {"timed", "signal", "error"}
-)  # no metrics in them, or the state of a run that failed
+# By find and best: the first two carry no metrics, the last is the state of a run that failed.
+SKIPPED_BY_FIND = frozenset({"timed", "signal", "error"})
 
 
 class Owner(Protocol):
@@ -134,6 +134,8 @@ class Checkpointer:
     ([0.3, 0.1], {'loss': 0.1})
     """
 
+    disk: Disk = DISK  # what every byte goes through; a variant may count, fail or die there
+
     def __init__(
         self,
         checkpoints_dir: str | os.PathLike[str],
@@ -143,7 +145,7 @@ class Checkpointer:
         allow_partial_load: bool = False,
     ) -> None:
         self.allow_partial_load = allow_partial_load
-        self._store = Store(_absolute(checkpoints_dir))
+        self._store = Store(_absolute(checkpoints_dir), self.disk)
         self._used = False
         self._registered: dict[str, Registered] = {}
         self._load_hooks = dict(custom_load_hooks or {})
@@ -177,7 +179,7 @@ class Checkpointer:
                 f"this Checkpointer has worked in {self.checkpoints_dir} already; make a new one for "
                 f"{os.fspath(folder)}"
             )
-        self._store = Store(_absolute(folder))
+        self._store = Store(_absolute(folder), self.disk)
 
     @property
     def recoverables(self) -> Mapping[str, object]:
@@ -486,7 +488,8 @@ class Checkpointer:
         ...     Checkpointer(folder).newest() is None
         True
         """
-        return next(self._intact([c for c in self.list_checkpoints() if c.reason != "error"]), None)
+        without = frozenset({"error"})
+        return self._first_intact([c for c in self.list_checkpoints() if c.reason not in without], without)
 
     @property
     def loaded(self) -> Checkpoint | None:
@@ -521,10 +524,9 @@ class Checkpointer:
         ...     checkpointer.find_checkpoint(max_key="loss").meta
         {'loss': 0.5}
         """
-        found = self._find(
-            importance_key, max_key, min_key, ckpt_predicate, SKIPPED_BY_FIND - self._included(include)
-        )
-        return next(self._intact(found), None)
+        without = SKIPPED_BY_FIND - self._included(include)
+        found = self._find(importance_key, max_key, min_key, ckpt_predicate, without)
+        return self._first_intact(found, without)
 
     def find_checkpoints(
         self,
@@ -545,9 +547,8 @@ class Checkpointer:
         ...     [c.meta["loss"] for c in checkpointer.find_checkpoints(min_key="loss", max_num_checkpoints=2)]
         [0.1, 0.3]
         """
-        found = self._find(
-            importance_key, max_key, min_key, ckpt_predicate, SKIPPED_BY_FIND - self._included(include)
-        )
+        without = SKIPPED_BY_FIND - self._included(include)
+        found = self._find(importance_key, max_key, min_key, ckpt_predicate, without)
         return found if max_num_checkpoints is None else found[: max(0, max_num_checkpoints)]
 
     def declared_criterion(self) -> tuple[Literal["min", "max"], str] | None:
@@ -604,6 +605,21 @@ class Checkpointer:
                 logger.warning("the checkpoint %s is skipped: %s", checkpoint.path, error)
                 continue
             yield checkpoint
+
+    def _first_intact(self, found: Sequence[Checkpoint], without: frozenset[str]) -> Checkpoint | None:
+        for checkpoint in self._intact(found):
+            return checkpoint
+        self._refuse_if_all_damaged(found, without)
+        return None
+
+    def _refuse_if_all_damaged(self, found: Sequence[Checkpoint], without: frozenset[str]) -> None:
+        """After nothing in `found` was intact. "Nothing is there" and "all is damaged" must not look the same."""
+        loadable = [c for c in self._store.known() if c.reason not in without]
+        if found or (self._store.damaged and not loadable):
+            raise CheckpointError(
+                f"all checkpoints in {self.checkpoints_dir} that could be loaded are damaged; the warnings above say "
+                "how. Put an intact copy there, or move the damaged ones away to start from scratch"
+            )
 
     # ---------------------------------------------------------------------------------------------------- deleting
 
@@ -731,11 +747,7 @@ class Checkpointer:
                 logger.warning("the checkpoint %s is skipped: %s", checkpoint.path, error)
                 continue
             return checkpoint
-        if found or (self._store.damaged and not self._store.known()):
-            raise CheckpointError(
-                f"all checkpoints in {self.checkpoints_dir} that could be loaded are damaged; the warnings above say "
-                "how. Put an intact copy there, or move the damaged ones away to start from scratch"
-            )
+        self._refuse_if_all_damaged(found, without)
         return None
 
     def load_checkpoint(
@@ -761,6 +773,11 @@ class Checkpointer:
         self._settle()
         try:
             if not isinstance(checkpoint, Checkpoint):
+                if not os.path.isdir(checkpoint):
+                    raise CheckpointError(
+                        f"{os.fspath(checkpoint)!r} is no checkpoint's folder; there are: "
+                        + quoted(c.path.name for c in self._store.listed())
+                    )
                 checkpoint = manifest.read(_absolute(checkpoint))
             self._load(checkpoint)
         except DamagedCheckpointError as error:
@@ -893,11 +910,11 @@ def _read(
 
 def _apply(checkpoint: Checkpoint, plan: Sequence[tuple[Recoverable, Any]], names: ParameterNames) -> None:
     """Applies what was read, one object after the other; if one fails, all are put back to what they were."""
-    done: list[tuple[Recoverable, Any]] = []
+    done: list[tuple[Recoverable, Callable[[], object] | None]] = []
     with tempfile.TemporaryDirectory(prefix="brainlib-load-") as scratch:
         for recoverable, state in plan:
             try:
-                done.append((recoverable, _snapshot(recoverable, Path(scratch) / str(len(done)))))
+                done.append((recoverable, _undo_of(recoverable, Path(scratch) / str(len(done)))))
                 if recoverable.loader is not None:
                     path = checkpoint.path / checkpoint.recoverables[recoverable.name].path
                     recoverable.loader(recoverable.obj, path, checkpoint.end_of_epoch)
@@ -909,36 +926,41 @@ def _apply(checkpoint: Checkpoint, plan: Sequence[tuple[Recoverable, Any]], name
                     raise
                 after = f"; all is as it was, but for {quoted(lost)}" if lost else "; all is as it was before"
                 raise CheckpointError(
-                    f"{recoverable.told} could not be loaded from {checkpoint.path}{after}: {error!r}"
+                    f"{recoverable.told} could not be loaded from {checkpoint.path}{after}: "
+                    f"{type(error).__name__}: {error}"
                 ) from error
 
 
-_NO_SNAPSHOT = object()
+def _undo_of(recoverable: Recoverable, scratch: Path) -> Callable[[], object] | None:
+    """Notes what an object is now, and returns what puts it back; None where it cannot tell.
 
-
-def _snapshot(recoverable: Recoverable, scratch: Path) -> Any:
-    """What an object is now, to put it back; `_NO_SNAPSHOT` for one that cannot tell (it may be empty until loaded)."""
+    Args:
+        recoverable: The object.
+        scratch: A free path, for an object that writes its own files.
+    """
+    obj, kind = recoverable.obj, recoverable.kind
+    saver, loader = recoverable.saver, recoverable.loader
     try:
-        if recoverable.loader is None or recoverable.saver is None:
-            return recoverable.kind.snapshot(recoverable.obj) if recoverable.loader is None else _NO_SNAPSHOT
-        recoverable.saver(recoverable.obj, scratch)
-    except Exception as error:  # noqa: BLE001  # any failure of a user's method, and none of them is in the way of loading
+        if saver is not None and loader is not None:
+            saver(obj, scratch)
+            return lambda: loader(obj, scratch, False)
+        if kind_of(obj) is kind and kind.name != "hook":
+            before = kind.snapshot(obj)
+            return lambda: kind.put_back(obj, before)
+    except Exception as error:  # noqa: BLE001  # whatever a user's method raises: it may have no state before its first load
         logger.debug("%s cannot be put back if the load fails: %r", recoverable.told, error)
-        return _NO_SNAPSHOT
-    return scratch
+    return None
 
 
-def _put_back(done: Sequence[tuple[Recoverable, Any]]) -> list[str]:
+def _put_back(done: Sequence[tuple[Recoverable, Callable[[], object] | None]]) -> list[str]:
     """Undoes a load, the last object first; returns the names of those that could not be put back."""
     lost = []
-    for recoverable, before in reversed(done):
+    for recoverable, undo in reversed(done):
         try:
-            if before is _NO_SNAPSHOT:
+            if undo is None:
                 lost.append(recoverable.name)
-            elif recoverable.loader is not None:
-                recoverable.loader(recoverable.obj, before, False)
             else:
-                recoverable.kind.put_back(recoverable.obj, before)
+                undo()
         except Exception as error:  # noqa: BLE001  # the first failure is the one to tell; this one is named in it
             logger.error("%s could not be put back after a failed load: %r", recoverable.told, error)
             lost.append(recoverable.name)

@@ -147,6 +147,7 @@ class OptimizerKind(Kind):
                 "class": class_name(obj),
                 "names": [list(_names_of(p, n, names)) for p, n in parameters],
                 "shapes": [list(p.shape) for p, _ in parameters],
+                "dtypes": [p.dtype for p, _ in parameters],
             },
         }
 
@@ -163,6 +164,7 @@ class OptimizerKind(Kind):
         places, lines = _match(obj, state, names)
         assert not lines, lines  # `problems` was asked before
         obj.load_state_dict(_reordered(obj, state, places))
+        _keep_precision(obj, state, places)
 
 
 class SchedulerKind(Kind):
@@ -409,6 +411,20 @@ def _match(
             "LBFGS keeps all parameters in one vector, so their order must be the one of the checkpoint"
         )
     return places_found, lines
+
+
+def _keep_precision(optimizer: torch.optim.Optimizer, state: Any, places: list[int]) -> None:
+    """Undoes a cast of torch's: loading gives floating-point state the dtype of its parameter.
+
+    A master copy or a moment kept in float32 beside a bfloat16 parameter would lose its lower bits at every resume.
+    """
+    for (parameter, _), place in zip(_parameters(optimizer), places, strict=True):
+        if parameter.dtype != state["brainlib"]["dtypes"][place]:
+            continue  # the model's precision was changed on purpose, and the state follows it
+        loaded = optimizer.state.get(parameter, {})
+        for key, saved in state["state"].get(place, {}).items():
+            if isinstance(saved, torch.Tensor) and saved.dtype != loaded[key].dtype:
+                loaded[key] = saved.to(device=loaded[key].device, copy=True)
 
 
 def _groups_of(optimizer: torch.optim.Optimizer, state: Any, places: list[int]) -> list[set[int]]:

@@ -100,6 +100,8 @@ class SummedFile:
         disk: What it writes through.
 
     It has the `write` and `flush` that ``torch.save`` needs. Leave it as a context manager: the file is then synced.
+    The first failure of a write is the one that leaves the block, whatever was made of it on the way: ``torch.save``
+    turns a full disk, and a Ctrl-C as well, into a RuntimeError about positions.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -111,41 +113,71 @@ class SummedFile:
 
     def __init__(self, path: Path, disk: Disk = DISK) -> None:
         self.path = path
-        self.size = 0
+        self.size = 0  # bytes
         self._disk = disk
         self._sum = hashlib.sha256()
+        self._held = bytearray()  # small pieces, of which torch.save writes several for every tensor
+        self._failure: BaseException | None = None
         self._fd = disk.open_new(path)
 
     @property
     def sha256(self) -> str:
-        """The sum of what was written so far, in hexadecimal."""
+        """The sum of what was written, in hexadecimal; of all of it once the block is left."""
         return self._sum.hexdigest()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Writes all of `data`, however many pieces the system takes it in."""
-        rest = memoryview(data).cast("B")
-        self._sum.update(rest)
-        length = len(rest)
-        while rest:
-            written = self._disk.write(self._fd, rest)
-            if written <= 0:  # never seen on a regular file; better an error than an endless loop
-                raise OSError(errno.EIO, "the system wrote nothing and gave no reason", str(self.path))
-            rest = rest[written:]
-        self.size += length
-        return length
+        """Takes all of `data`; small pieces reach the disk together."""
+        if self._failure is not None:
+            raise self._failure
+        piece = memoryview(data).cast("B")
+        if len(self._held) + len(piece) <= CHUNK_BYTES:
+            self._held += piece
+        else:
+            self.flush()
+            self._write(piece)
+        self.size += len(piece)
+        return len(piece)
 
     def flush(self) -> None:
-        """Nothing is held back, so there is nothing to do (``torch.save`` asks for it)."""
+        """Hands what is held to the system."""
+        held, self._held = self._held, bytearray()
+        self._write(memoryview(held))
+
+    def _write(self, rest: memoryview) -> None:
+        try:
+            self._sum.update(rest)
+            while rest:
+                written = self._disk.write(self._fd, rest)
+                if written <= 0:  # never seen on a regular file; better an error than an endless loop
+                    raise OSError(errno.EIO, "the system wrote nothing and gave no reason")
+                rest = rest[written:]
+        except OSError as error:
+            self._failure = _with_path(error, self.path)
+            raise self._failure from error
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def __enter__(self) -> SummedFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
+            if self._failure is not None:
+                raise self._failure
             if kind is None:
-                self._disk.fsync(self._fd)
+                self.flush()
+                try:
+                    self._disk.fsync(self._fd)
+                except OSError as error:
+                    raise _with_path(error, self.path) from error
         finally:
             self._disk.close(self._fd)
+
+
+def _with_path(error: OSError, path: Path) -> OSError:
+    """The same error, naming the file: a write by descriptor does not know its name."""
+    return OSError(error.errno, error.strerror or str(error), str(path))
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str, disk: Disk = DISK) -> None:

@@ -37,6 +37,7 @@ from brainlib.config.yaml_nodes import (
     items,
     parse,
     show_path,
+    text_of,
     walk,
     where,
 )
@@ -176,7 +177,7 @@ class HparamsReader:
     def _template(self, node: Node, path: _Path, scope: Scope, *, copy: bool) -> Any:
         """``<folder>/save``, ``<lr> * 2``, or one reference alone, which keeps the object it refers to."""
         try:
-            pieces = split_template(node.value)
+            pieces = split_template(text_of(node))
             references = [piece for piece in pieces if isinstance(piece, Reference)]
             if len(pieces) == len(references) == 1:
                 return self._refer(references[0], node, scope, copy=copy)
@@ -385,7 +386,7 @@ def _noting(node: Node, path: _Path) -> Iterator[None]:
 
 def _typed(node: ScalarNode) -> Any:
     """A word in quotes, or with one of YAML's own tags (``!!str 5``)."""
-    kind, word = str(node.tag).rpartition(":")[2], str(node.value)
+    kind, word = str(node.tag).rpartition(":")[2], text_of(node)
     try:
         if node.style is not None or kind in ("str", "timestamp"):
             return word

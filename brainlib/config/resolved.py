@@ -18,6 +18,7 @@ from brainlib.config.yaml_nodes import (
     node_of,
     serialize,
     show_path,
+    text_of,
 )
 
 __all__ = ["resolved_text"]
@@ -48,7 +49,7 @@ def resolved_text(tree: HparamsTree) -> str:
             assert isinstance(spelled, ScalarNode), spelled
             node.ctag, node.value, node.style = spelled.ctag, spelled.value, spelled.style
         else:
-            pieces = split_template(node.value)
+            pieces = split_template(text_of(node))
             node.value = "".join(p.below(scope.path) if isinstance(p, Reference) else p for p in pieces)
     return serialize(tree.root)
 

@@ -15,16 +15,17 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+# Under these names the other files of this room get them from here.
+from ruamel.yaml.nodes import MappingNode as MappingNode
+from ruamel.yaml.nodes import Node as Node
+from ruamel.yaml.nodes import ScalarNode as ScalarNode
+from ruamel.yaml.nodes import SequenceNode as SequenceNode
 
 from brainlib.config.scalars import AmbiguousWord, is_tuple, read_plain
 
 __all__ = [
-    "MappingNode",
-    "Node",
     "PythonNode",
-    "ScalarNode",
-    "SequenceNode",
     "custom_tag",
     "find_key",
     "is_plain",
@@ -34,6 +35,7 @@ __all__ = [
     "parse",
     "serialize",
     "show_path",
+    "text_of",
     "walk",
     "where",
 ]
@@ -83,13 +85,24 @@ def parse(text: str, label: str) -> Node | None:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = " ".join(str(part) for part in (error.context, error.problem) if part)
-        raise ValueError(f"{label}{line}: this is not YAML: {problem}.") from error
+        hint = " A value that has ': ' in it needs quotes." if "mapping values" in problem else ""
+        raise ValueError(f"{label}{line}: this is not YAML: {problem}.{hint}") from error
     except YAMLError as error:
         raise ValueError(f"{label}: this is not YAML: {error}") from error
     if node is not None:
         for inner in walk(node):
+            _drop_foreign_tag(inner)
             _refuse_duplicates(inner)
     return node  # type: ignore[no-any-return]
+
+
+def _drop_foreign_tag(node: Node) -> None:
+    """Make an unquoted word a text again where another library in this process taught ruamel to give it a tag.
+
+    hyperpyyaml does so for tuples when it loads its first file, and what it changes holds for all users of ruamel.
+    """
+    if isinstance(node, ScalarNode) and node.ctag.handle is None and str(node.tag) not in _STANDARD:
+        node.tag = _YAML + "str"
 
 
 def _refuse_duplicates(node: Node) -> None:
@@ -137,6 +150,11 @@ def is_plain(node: Node) -> bool:
     )
 
 
+def text_of(node: Node) -> str:
+    """The text of a scalar, without the marks that ruamel puts where the lines of a folded block (``>``) were."""
+    return str(node.value).replace("\a", "") if getattr(node, "style", None) == ">" else str(node.value)
+
+
 def key_of(node: Node) -> Hashable:
     """The Python value of a key. Words that could be misread are texts: nobody means a boolean by the key ``on``."""
     if isinstance(node, SequenceNode):
@@ -144,7 +162,7 @@ def key_of(node: Node) -> Hashable:
     if not isinstance(node, ScalarNode):
         raise ValueError(f"{where(node)}: a mapping cannot be a key.")
     if not is_plain(node):
-        return str(node.value)
+        return text_of(node)
     if is_tuple(node.value):
         inner = parse(f"[{node.value[1:-1]}]", where(node))
         return key_of(inner) if inner is not None else ()
@@ -234,7 +252,7 @@ def _style(text: str) -> str | None:
     if "\n" in text:
         return '"'
     try:
-        return "'" if is_tuple(text) or read_plain(text) != text else None
+        return "'" if is_tuple(text) or text == "<<" or read_plain(text) != text else None
     except AmbiguousWord:
         return "'"
 
@@ -243,6 +261,9 @@ def serialize(node: Node) -> str:
     """The text of a tree, with the comments that it was read with."""
     yaml = YAML()
     yaml.width = 1 << 16  # never fold a line
+    for each in walk(node):
+        if is_plain(each):  # stays unquoted even where ruamel, with rules of its own, would quote it
+            each.ctag = yaml.resolver.resolve(ScalarNode, each.value, (True, False))
     stream = io.StringIO()
     yaml.serialize(node, stream)
     return stream.getvalue()

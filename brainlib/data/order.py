@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
+from brainlib.data.randomness import Place
 from brainlib.seeding import derive, generator_states, seed_generators, set_generator_states
 
 __all__ = ["EpochOrder", "PlainOrder", "order_of"]
@@ -29,6 +30,7 @@ class EpochOrder(Sampler[Any]):
 
     def __init__(self, sampler: Iterable[Any]) -> None:
         self.sampler = sampler
+        self.batched = True  # whether an element is a list of indices, or one
         self.seed = 0
         self.epoch = 0
         self.start = 0
@@ -44,6 +46,19 @@ class EpochOrder(Sampler[Any]):
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises its own TypeError
 
     def __iter__(self) -> Iterator[Any]:
+        """The elements from `start` on, each index with its `Place` in the epoch."""
+        key, position = derive(self.seed, self.epoch, "items"), 0
+        for number, element in enumerate(self.indices()):
+            size = len(element) if self.batched else 1
+            if number >= self.start:
+                if self.batched:
+                    yield [Place(index, key, position + i) for i, index in enumerate(element)]
+                else:
+                    yield Place(element, key, position)
+            position += size
+
+    def indices(self) -> Iterator[Any]:
+        """What the sampler gives in this epoch, from its beginning."""
         for sampler in self._samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
@@ -52,17 +67,17 @@ class EpochOrder(Sampler[Any]):
             seed,
         ) in self._generators:  # the user's own seed stays in charge of the user's own generator
             generator.manual_seed(derive(seed, self.epoch))
-        return islice(_drawn_apart(self.sampler, derive(self.seed, self.epoch, "order")), self.start, None)
+        return _drawn_apart(self.sampler, derive(self.seed, self.epoch, "order"))
 
 
 class PlainOrder(EpochOrder):
     """The order of a plain loader: as it stands or shuffled, cut into batches; entered at any batch at once.
 
     >>> order = PlainOrder(5, batch_size=2, shuffle=False, drop_last=False)
-    >>> order.num_batches, list(order)
+    >>> order.num_batches, list(order.indices())
     (3, [[0, 1], [2, 3], [4]])
-    >>> order.start = 2; list(order)
-    [[4]]
+    >>> order.start = 2; [[(place.index, place.position) for place in batch] for batch in order]
+    [[(4, 4)]]
     """
 
     def __init__(
@@ -79,16 +94,21 @@ class PlainOrder(EpochOrder):
         assert self.num_batches is not None
         return self.num_batches
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Place]]:
+        key, size = derive(self.seed, self.epoch, "items"), self.batch_size
+        for number, batch in enumerate(self.indices(self.start), self.start):
+            yield [Place(index, key, number * size + i) for i, index in enumerate(batch)]
+
+    def indices(self, start: int = 0) -> Iterator[list[int]]:
         size = self.batch_size
         if not self.shuffle:
-            for k in range(self.start, len(self)):
+            for k in range(start, len(self)):
                 yield list(range(k * size, min((k + 1) * size, self.num_items)))
             return
         seed = self.seed if self.own_seed is None else self.own_seed
         generator = torch.Generator().manual_seed(derive(seed, self.epoch, "order"))
         permutation = torch.randperm(self.num_items, generator=generator)
-        for k in range(self.start, len(self)):
+        for k in range(start, len(self)):
             yield permutation[k * size : (k + 1) * size].tolist()
 
 
@@ -96,7 +116,9 @@ def order_of(loader: DataLoader[Any]) -> EpochOrder:
     """The order that a loader over a map-style dataset asks for, from its public attributes."""
     batches = loader.batch_sampler
     if batches is None:
-        return EpochOrder(loader.sampler)
+        order = EpochOrder(loader.sampler)
+        order.batched = False
+        return order
     sampler = getattr(batches, "sampler", None)
     if type(batches) is BatchSampler:
         num_items = len(loader.dataset)  # type: ignore[arg-type]  # map-style, as the caller has checked

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from brainlib.common.logs import logger
 from brainlib.data.order import order_of
+from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
 from brainlib.seeding import derive, preserved_generators
 
 __all__ = ["BatchSource", "Lookahead", "is_ready", "source_of"]
@@ -107,7 +108,6 @@ class LoaderBatches(BatchSource):
             option: getattr(loader, option)
             for option in (
                 "num_workers",
-                "collate_fn",
                 "pin_memory",
                 "timeout",
                 "worker_init_fn",
@@ -121,12 +121,19 @@ class LoaderBatches(BatchSource):
             options |= {"batch_size": None, "sampler": self._order}
         else:
             options |= {"batch_sampler": self._order}
-        self._loader: DataLoader[Any] = DataLoader(loader.dataset, generator=self._generator, **options)
+        self._in_this_process = loader.num_workers == 0
+        self._loader: DataLoader[Any] = DataLoader(
+            SeededDataset(loader.dataset),
+            generator=self._generator,
+            collate_fn=SeededCollate(loader.collate_fn),
+            **options,
+        )
 
     def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
         self._order.seed, self._order.epoch, self._order.start = seed, epoch, start
         self._generator.manual_seed(derive(seed, epoch, "workers"))
-        return iter(self._loader)
+        batches = iter(self._loader)
+        return kept_apart(batches) if self._in_this_process else batches
 
     def fingerprint(self) -> dict[str, int]:
         known = {"items": self._num_items}

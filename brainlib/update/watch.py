@@ -45,7 +45,9 @@ class OptimizerWatch:
     def __init__(self) -> None:
         self.stepped = False
         self.refused = False
-        self._trusted = False
+        self.trusted = (
+            False  # whether the steps that come were checked already: they are seen, not checked again
+        )
         self._bad: set[int] = set()
         self._gradients: dict[int, Gradients] = {}
 
@@ -68,21 +70,12 @@ class OptimizerWatch:
                 handle.remove()
             self._gradients.clear()
 
-    @contextmanager
-    def trusted(self) -> Iterator[None]:
-        """Steps inside have been checked already; they are seen, not checked again."""
-        self._trusted = True
-        try:
-            yield
-        finally:
-            self._trusted = False
-
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._bad.discard(id(optimizer))
-        if self._trusted:
+        if self.trusted:
             return
         gradients = self._gradients[id(optimizer)]
-        if not math.isfinite(gradients.norm().item()):
+        if not math.isfinite(gradients.measure()):
             gradients.drop()
             self._bad.add(id(optimizer))
             self.refused = True

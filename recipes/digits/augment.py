@@ -17,14 +17,10 @@ class RandomAffine:
     It draws from torch's global generator, whose state is in every checkpoint: a run that was cut goes on with the very
     same changes.
 
-    Arguments
-    ---------
-    degrees : float
-        Turn by up to this much either way; try 5 to 15. More, and a 6 begins to look like a 9 does.
-    scale : float
-        Grow or shrink by up to this share; try 0.05 to 0.15.
-    shift : float
-        Move by up to this share of the image's side, both ways; try 0.03 to 0.1.
+    Args:
+        degrees: turn by up to this much either way; try 5 to 15. More, and a 6 begins to look like a 9 does.
+        scale: grow or shrink by up to this share; try 0.05 to 0.15.
+        shift: move by up to this share of the image's side, both ways; try 0.03 to 0.1.
     """
 
     def __init__(self, degrees: float, scale: float, shift: float) -> None:

@@ -1,4 +1,7 @@
-"""Two ways to learn digits: as ten classes, or as one number. Each says how many outputs it needs and how to read them."""
+"""Two ways to learn digits: as ten classes, or as one number.
+
+Each says how many outputs it needs and how to read them.
+"""
 
 # Dimensions: B images, N outputs
 

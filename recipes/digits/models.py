@@ -12,12 +12,9 @@ from torch import Tensor, nn
 class Softmax(nn.Module):
     """One linear layer on the pixels: softmax regression, the model to beat.
 
-    Arguments
-    ---------
-    image_size : int
-        Pixels on a side.
-    num_outputs : int
-        What the loss asks for: 10 for cross-entropy, 1 for a squared error.
+    Args:
+        image_size: pixels on a side.
+        num_outputs: what the loss asks for: 10 for cross-entropy, 1 for a squared error.
     """
 
     def __init__(self, image_size: int, num_outputs: int) -> None:
@@ -32,18 +29,19 @@ class Softmax(nn.Module):
 class Mlp(nn.Module):
     """Fully connected layers with ReLU and dropout between them.
 
-    Arguments
-    ---------
-    image_size, num_outputs : int
-        As for `Softmax`.
-    hidden_sizes : sequence of int
-        Width of each hidden layer; try one or two of 64 to 512.
-    dropout : float
-        Share of the hidden values set to zero in training; try 0 to 0.5.
+    Args:
+        image_size: pixels on a side.
+        num_outputs: what the loss asks for.
+        hidden_sizes: width of each hidden layer; try one or two of 64 to 512.
+        dropout: share of the hidden values set to zero in training; try 0 to 0.5.
     """
 
     def __init__(
-        self, image_size: int, num_outputs: int, hidden_sizes: Sequence[int] = (128, 128), dropout: float = 0.2
+        self,
+        image_size: int,
+        num_outputs: int,
+        hidden_sizes: Sequence[int] = (128, 128),
+        dropout: float = 0.2,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Flatten()]
@@ -63,16 +61,13 @@ class Cnn(nn.Module):
 
     Pooling twice takes 28 pixels to 7 and 8 to 2, so one model serves both sets.
 
-    Arguments
-    ---------
-    image_size, num_outputs : int
-        As for `Softmax`.
-    channels : sequence of int
-        Channels after each convolution; the cost grows with their products, and the first two are the dear ones.
-    hidden_size : int
-        Width of the linear layer before the last.
-    dropout : float
-        Share of the values set to zero in training before each linear layer; try 0 to 0.5.
+    Args:
+        image_size: pixels on a side.
+        num_outputs: what the loss asks for.
+        channels: channels after each convolution; the cost grows with their products, and the first two are the
+            dear ones.
+        hidden_size: width of the linear layer before the last.
+        dropout: share of the values set to zero in training before each linear layer; try 0 to 0.5.
     """
 
     def __init__(

@@ -17,12 +17,9 @@ DPI = 110
 def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Loss and accuracy of train and valid over the epochs, in one picture.
 
-    Arguments
-    ---------
-    rows : sequence of dict
-        What `read_metrics` gives: one an epoch, with "epoch", "train" and "valid".
-    path : Path
-        Of the PNG.
+    Args:
+        rows: what `read_metrics` gives: one an epoch, with "epoch", "train" and "valid".
+        path: of the PNG.
     """
     epochs = [row["epoch"] for row in rows]
     figure = Figure(figsize=(8.5, 3.2), layout="constrained")
@@ -41,24 +38,28 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 def plot_confusion(labels: Tensor, digits: Tensor, path: Path, num_classes: int = 10) -> None:
     """How often each digit was read as each other; the number of right ones stands on the diagonal.
 
-    Arguments
-    ---------
-    labels, digits : Tensor
-        int64, [num_images]: what is written, and what was read.
-    path : Path
-        Of the PNG.
+    Args:
+        labels: int64, [num_images], what is written.
+        digits: int64, [num_images], what was read.
+        path: of the PNG.
+        num_classes: how many digits there are.
     """
-    counts = torch.bincount(labels * num_classes + digits, minlength=num_classes**2).view(num_classes, num_classes)
+    counts = torch.bincount(labels * num_classes + digits, minlength=num_classes**2).view(
+        num_classes, num_classes
+    )
     figure = Figure(figsize=(5, 4.6), layout="constrained")
     axes = figure.subplots()
     wrong = counts.clone().fill_diagonal_(0)
     # Colored by the mistakes alone: the diagonal is so large that beside it every mistake would look white.
-    axes.imshow(wrong, cmap="Oranges", vmin=0, vmax=max(int(wrong.max()), 1))
+    axes.imshow(wrong, cmap="Oranges", vmin=0, vmax=max(1.5 * float(wrong.max()), 4))
+    axes.plot([-0.5, num_classes - 0.5], [-0.5, num_classes - 0.5], color="#e4e4e4", linewidth=14, zorder=1)
     for row in range(num_classes):
         for column in range(num_classes):
             if counts[row, column] > 0:
                 weight = "normal" if row == column else "bold"
-                axes.text(column, row, int(counts[row, column]), ha="center", va="center", fontsize=8, weight=weight)
+                axes.text(
+                    column, row, int(counts[row, column]), ha="center", va="center", size=8, weight=weight
+                )
     axes.set_xticks(range(num_classes))
     axes.set_yticks(range(num_classes))
     axes.set_xlabel("read as")
@@ -72,18 +73,13 @@ def plot_mistakes(
 ) -> None:
     """The wrongly read images with the highest confidence, the surest first.
 
-    Arguments
-    ---------
-    images : Tensor
-        [num_images, 1, size, size].
-    labels, digits : Tensor
-        int64, [num_images]: what is written, and what was read.
-    confidences : Tensor
-        [num_images], 0 to 1.
-    path : Path
-        Of the PNG.
-    most : int
-        How many are shown at most.
+    Args:
+        images: [num_images, 1, size, size].
+        labels: int64, [num_images], what is written.
+        digits: int64, [num_images], what was read.
+        confidences: [num_images], 0 to 1.
+        path: of the PNG.
+        most: how many are shown at most.
     """
     wrong = (labels != digits).nonzero().flatten()
     shown = wrong[confidences[wrong].argsort(descending=True, stable=True)][:most].tolist()
@@ -91,12 +87,15 @@ def plot_mistakes(
     rows = max(1, -(-len(shown) // columns))
     figure = Figure(figsize=(8.5, 1.7 * rows + 0.4), layout="constrained")
     figure.suptitle(
-        f"The {len(shown)} surest of {len(wrong)} mistakes" if shown else "No mistakes on the test images", fontsize=11
+        f"The {len(shown)} surest of {len(wrong)} mistakes" if shown else "No mistakes on the test images",
+        fontsize=11,
     )
     for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         axes.set_axis_off()
         if place < len(shown):
             i = shown[place]
             axes.imshow(images[i, 0], cmap="gray_r", vmin=0, vmax=1)
-            axes.set_title(f"{int(labels[i])} read as {int(digits[i])}\n{float(confidences[i]):.0%} sure", fontsize=9)
+            axes.set_title(
+                f"{int(labels[i])} read as {int(digits[i])}\n{float(confidences[i]):.0%} sure", fontsize=9
+            )
     figure.savefig(path, dpi=DPI)

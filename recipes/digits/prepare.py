@@ -4,8 +4,8 @@ Two sets, one shape. ``embedded`` is the 1,797 digits of 8 x 8 pixels that come 
 files. ``mnist`` is the complete MNIST, 60,000 + 10,000 digits of 28 x 28 pixels, read from its idx files and downloaded
 when they are absent. Either way the result is a train, a valid and a test :class:`Split`.
 
-Which split an image belongs to depends on its place in the set and on nothing else: not on the seed of the run, not on a
-random generator that another version of a library might change. So runs can be compared, and test stays test.
+Which split an image belongs to depends on its place in the set and on nothing else: not on the seed of the run, not
+on a random generator that another version of a library might change. So runs can be compared, and test stays test.
 """
 
 from __future__ import annotations
@@ -49,16 +49,11 @@ DOWNLOAD_TIMEOUT_SECONDS = 30
 class Split(Dataset[dict[str, Tensor]]):
     """One part of the data; an item is ``{"index", "image", "label"}``, ready for torch's default collate.
 
-    Arguments
-    ---------
-    name : str
-        "train", "valid" or "test".
-    images : Tensor
-        float32, [num_images, 1, size, size], 0 is paper and 1 is ink.
-    labels : Tensor
-        int64, [num_images], 0 to 9.
-    indices : Tensor
-        int64, [num_images]; the place of each image in the set it came from, for messages and pictures.
+    Args:
+        name: "train", "valid" or "test".
+        images: float32, [num_images, 1, size, size], 0 is paper and 1 is ink.
+        labels: int64, [num_images], 0 to 9.
+        indices: int64, [num_images]; the place of each image in the set it came from, for messages and pictures.
     """
 
     name: str
@@ -80,30 +75,32 @@ class Split(Dataset[dict[str, Tensor]]):
 def image_size(dataset: str) -> int:
     """Pixels on a side, so that an hparams file can size its model: ``!apply:prepare.image_size [!ref <dataset>]``."""
     if dataset not in IMAGE_SIZES:
-        raise ValueError(f"dataset is {dataset!r}, and there are 'embedded' and 'mnist'. Give --dataset one of these.")
+        raise ValueError(
+            f"dataset is {dataset!r}, and there are 'embedded' and 'mnist'. Give --dataset one of these."
+        )
     return IMAGE_SIZES[dataset]
 
 
-def prepare_digits(dataset: str = "embedded", data_folder: str | os.PathLike[str] | None = None) -> dict[str, Split]:
+def prepare_digits(
+    dataset: str = "embedded", data_folder: str | os.PathLike[str] | None = None
+) -> dict[str, Split]:
     """Give the checked train, valid and test splits of a set.
 
-    Arguments
-    ---------
-    dataset : str
-        "embedded" (scikit-learn's, needs no files) or "mnist".
-    data_folder : path, optional
-        Where MNIST's four idx files are, gzipped or not; what is missing there is downloaded into it. Not used by "embedded".
+    Args:
+        dataset: "embedded" (scikit-learn's, needs no files) or "mnist".
+        data_folder: where MNIST's four idx files are, gzipped or not; what is missing there is downloaded into
+            it. Not used by "embedded".
 
-    Raises
-    ------
-    ValueError
-        When the name is unknown, MNIST has no folder, a file is not what it should be, or a check fails.
+    Raises:
+        ValueError: when the name is unknown, MNIST has no folder, a file is not what it should be, or a check fails.
     """
     size = image_size(dataset)
     if dataset == "embedded":
         splits = _split_embedded(*_read_embedded())
     elif data_folder is None:
-        raise ValueError("dataset mnist needs a folder. Give --data_folder DIR; what is missing there is downloaded.")
+        raise ValueError(
+            "dataset mnist needs a folder. Give --data_folder DIR; what is missing there is downloaded."
+        )
     else:
         splits = _split_mnist(Path(data_folder))
     check_splits(splits, size)
@@ -126,12 +123,15 @@ def _read_embedded() -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_idx(content: bytes, name: str = "idx data") -> np.ndarray:
-    """Read the idx format of MNIST: two zero bytes, a type byte, the number of dimensions, big-endian sizes, the values.
+    """Read the idx format of MNIST.
 
-    Only unsigned bytes (type 8), which is all that MNIST uses. ``name`` stands in the messages.
+    Two zero bytes, a type byte, the number of dimensions, big-endian sizes, then the values. Only unsigned bytes (type
+    8) are read, which is all that MNIST uses. ``name`` stands in the messages.
     """
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != 8:
-        raise ValueError(f"{name} is no idx file of unsigned bytes: it begins with {content[:4].hex(' ')}, not 00 00 08 0n.")
+        raise ValueError(
+            f"{name} is no idx file of unsigned bytes: it begins with {content[:4].hex(' ')}, not with 00 00 08 0n."
+        )
     num_dimensions = content[3]
     start = 4 + 4 * num_dimensions
     if len(content) < start:
@@ -164,7 +164,9 @@ def _uncompressed(raw: bytes, source: str) -> bytes:
     try:
         return gzip.decompress(raw)
     except (EOFError, OSError) as damage:
-        raise ValueError(f"{source} is a damaged gzip file ({damage}). Delete it, and the next start downloads it.") from damage
+        raise ValueError(
+            f"{source} is a damaged gzip file ({damage}). Delete it, and the next start downloads it."
+        ) from damage
 
 
 def _download(folder: Path, name: str) -> bytes:
@@ -250,10 +252,8 @@ def _split(name: str, images: np.ndarray, labels: np.ndarray, chosen: np.ndarray
 def check_splits(splits: dict[str, Split], size: int) -> None:
     """Stop before training on data that would train to a wrong or a too good number.
 
-    Raises
-    ------
-    ValueError
-        That names the split, what was found, what was expected, and why it matters.
+    Raises:
+        ValueError: it names the split, what was found, what was expected, and why it matters.
     """
     for split in splits.values():
         _check_images(split, size)
@@ -263,7 +263,9 @@ def check_splits(splits: dict[str, Split], size: int) -> None:
 
 def _check_images(split: Split, size: int) -> None:
     if split.images.dtype != torch.float32:
-        raise ValueError(f"{split.name}: images are {split.images.dtype}, and the model computes in torch.float32.")
+        raise ValueError(
+            f"{split.name}: images are {split.images.dtype}, and the model computes in torch.float32."
+        )
     expected = (len(split), 1, size, size)
     if tuple(split.images.shape) != expected:
         raise ValueError(f"{split.name}: images have shape {tuple(split.images.shape)}, not {expected}.")
@@ -276,7 +278,9 @@ def _check_images(split: Split, size: int) -> None:
     blank = (split.images.flatten(1).amax(1) == split.images.flatten(1).amin(1)).nonzero().flatten()
     if len(blank) > 0:
         where = split.indices[blank[:5]].tolist()
-        raise ValueError(f"{split.name}: {len(blank)} images are blank, the first at {where}: nothing can be learned there.")
+        raise ValueError(
+            f"{split.name}: {len(blank)} images are blank, the first at {where}: nothing can be learned from them."
+        )
 
 
 def _check_labels(split: Split) -> None:

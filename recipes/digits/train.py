@@ -64,7 +64,9 @@ class DigitsBrain(bl.Brain):
         self.optimizers_dict = {"optimizer": self.optimizer}
         num_updates = self.hparams.num_updates
         # Being an attribute that has a state, it is in every checkpoint: nothing else has to be done for it.
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda k: max(0.0, 1 - k / num_updates))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda k: max(0.0, 1 - k / num_updates)
+        )
 
     def on_fit_start(self) -> None:
         self.started = time.monotonic()
@@ -76,7 +78,9 @@ class DigitsBrain(bl.Brain):
         if stage is Stage.TEST:
             self.test_readings: list[tuple[Tensor, Tensor]] = []
 
-    def on_fit_batch_end(self, batch: dict[str, Tensor], outputs: Tensor, loss: Tensor, should_step: bool) -> None:
+    def on_fit_batch_end(
+        self, batch: dict[str, Tensor], outputs: Tensor, loss: Tensor, should_step: bool
+    ) -> None:
         if should_step:
             self.schedule.step()
 
@@ -85,7 +89,7 @@ class DigitsBrain(bl.Brain):
         self.stats[stage] = {"loss": stage_loss, "accuracy": accuracy}
         if stage is not Stage.VALID:
             return
-        # Log first, then save. Killed in between, the epoch is logged once more; the other way round it would be missing.
+        # Log first, then save: killed in between, the epoch is logged twice. The other way round it would be missing.
         test_stats = self.watch_test()
         meta = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
         self.hparams.train_logger.log_stats(
@@ -131,20 +135,17 @@ class DigitsBrain(bl.Brain):
 def l2_groups(model: torch.nn.Module, l2: float, l2_on: str) -> list[dict[str, Any]]:
     """Parameter groups with L2 on the parameters whose name fits ``l2_on`` and none on the others.
 
-    Arguments
-    ---------
-    model : torch.nn.Module
-        Whose parameters are trained.
-    l2 : float
-        Strength, the optimizers' ``weight_decay``; try 1e-5 to 1e-3, 0 is off.
-    l2_on : str
-        A pattern such as "*" for all, "*.weight" to spare the biases, "layers.0.*" for one layer.
+    Args:
+        model: whose parameters are trained.
+        l2: strength, the optimizers' ``weight_decay``; try 1e-5 to 1e-3, 0 is off.
+        l2_on: a pattern such as "*" for all, "*.weight" to spare the biases, "layers.0.*" for one layer.
     """
-    names = [name for name, _ in model.named_parameters()]
-    if not any(fnmatchcase(name, l2_on) for name in names):
-        raise ValueError(f"l2_on is {l2_on!r}, which fits no parameter. There are: {', '.join(names)}.")
-    chosen = [parameter for name, parameter in model.named_parameters() if fnmatchcase(name, l2_on)]
-    others = [parameter for name, parameter in model.named_parameters() if not fnmatchcase(name, l2_on)]
+    chosen, others = [], []
+    for name, parameter in model.named_parameters():
+        (chosen if fnmatchcase(name, l2_on) else others).append(parameter)
+    if not chosen:
+        names = ", ".join(name for name, _ in model.named_parameters())
+        raise ValueError(f"l2_on is {l2_on!r}, which fits the name of no parameter. There are: {names}.")
     groups = [{"params": chosen, "weight_decay": l2}]
     return groups + ([{"params": others, "weight_decay": 0.0}] if others else [])
 

@@ -202,3 +202,37 @@ def test_of_two_steps_in_a_batch_only_the_bad_one_is_refused_and_that_is_counted
     assert any("finite" in record.getMessage() for record in caplog.records)
     brain.fit(range(1), data[:1])
     assert all(torch.isfinite(w).all() for w in weights(brain))
+
+
+def test_a_recipe_that_checks_by_itself_is_not_counted_twice() -> None:
+    """`check_loss_isfinite` before backward, as in SpeechBrain's own loop: one bad batch, one count."""
+
+    class Checking(Own):
+        def fit_batch(self, batch: Batch) -> torch.Tensor:
+            loss = self.compute_objectives(self.compute_forward(batch, bl.Stage.TRAIN), batch, bl.Stage.TRAIN)
+            self.check_loss_isfinite(loss)
+            loss.backward()
+            if self.check_gradients():
+                self.optimizer.step()
+            self.optimizer.zero_grad()
+            return loss.detach()
+
+    brain = small(Checking, nonfinite_patience=3)
+    brain.fit(range(1), spoiled((2,) * 6, 1, 2, 3))
+    assert brain.optimizer_step == 3
+    assert brain.run_state.nonfinite_windows == 3
+    with pytest.raises(ValueError, match="nonfinite_patience"):
+        brain.fit(range(1), spoiled((2,) * 6, 1, 2, 3, 4))
+
+
+def test_nonfinite_count_is_there_for_the_recipe_while_it_matters() -> None:
+    """Read inside an epoch; a fresh epoch starts from nothing."""
+    counts: list[int] = []
+
+    class Counting(Regression):
+        def on_fit_batch_end(self, batch: Batch, outputs: Any, loss: torch.Tensor, should_step: bool) -> None:
+            counts.append(self.nonfinite_count)
+
+    small(Counting).fit(range(2), spoiled((2, 2, 2), 1))
+    assert counts[0] == counts[3] == 0
+    assert counts[1] == counts[4] == 1

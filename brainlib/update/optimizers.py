@@ -1,0 +1,51 @@
+"""The optimizers of a Brain, wherever they are found on it, and the gradients of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from brainlib.update.gradients import Gradients
+
+__all__ = ["Optimizers"]
+
+
+class Optimizers:
+    """Every optimizer that is an attribute of a Brain or stands in its ``optimizers_dict``.
+
+    Looked up when a fit starts and when an epoch starts, since hooks may make or replace optimizers.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    >>> optimizers = Optimizers()
+    >>> optimizers.find({"optimizer_g": optimizer, "lr": 0.1}, {"g": optimizer})
+    >>> list(optimizers.found)
+    ['optimizer_g']
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Optimizer] = {}
+        self._gradients: dict[int, Gradients] = {}
+
+    def find(self, attributes: Mapping[str, Any], named: Mapping[str, Optimizer]) -> None:
+        """Look again: attributes by their names first, then what only `named` knows."""
+        self.found = {}
+        for name, value in [*attributes.items(), *named.items()]:
+            if isinstance(value, Optimizer) and all(value is not each for each in self.found.values()):
+                self.found[name] = value
+        self._gradients = {id(each): Gradients(each) for each in self.found.values()}
+
+    def gradients_of(self, optimizers: Iterable[Optimizer]) -> list[Gradients]:
+        """The gradients of these optimizers."""
+        known = self._gradients
+        for each in optimizers:
+            if id(each) not in known:
+                known[id(each)] = Gradients(each)  # it holds the optimizer, so the id stays its own
+        return [known[id(each)] for each in optimizers]
+
+    def drop_gradients(self) -> None:
+        """The gradients of all of them, also of those that are frozen, so that they do not pile up."""
+        for gradients in self._gradients.values():
+            gradients.drop()

@@ -1,0 +1,175 @@
+"""Bytes that are on the disk: whole, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from brainlib.common.files import (
+    CHUNK_BYTES,
+    Disk,
+    SummedFile,
+    fsync_dir,
+    make_folder,
+    remove_tree,
+    sha256_of,
+    write_atomic,
+)
+
+
+class FullDisk(Disk):
+    """Takes some bytes, then says that it is full."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = super().write(fd, data[: self.room])
+        self.room -= written
+        return written
+
+
+class ShortDisk(Disk):
+    """Takes at most seven bytes at a time, which the system is allowed to do."""
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return super().write(fd, data[:7])
+
+
+def test_write_atomic_replaces_the_content(tmp_path: Path) -> None:
+    for content in ("one", "", "three\n"):
+        write_atomic(tmp_path / "a.txt", content)
+        assert (tmp_path / "a.txt").read_text() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_write_atomic_takes_text_and_bytes(tmp_path: Path) -> None:
+    write_atomic(str(tmp_path / "a"), "größer")
+    write_atomic(tmp_path / "b", "größer".encode())
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a.txt", "old")
+    with pytest.raises(OSError, match=r"No space left on device: .*a\.txt") as caught:
+        write_atomic(tmp_path / "a.txt", "new and longer", FullDisk(4))
+    assert caught.value.errno == errno.ENOSPC
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_write_atomic_syncs_the_file_before_the_rename_and_the_folder_after(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Noting(Disk):
+        def fsync(self, fd: int) -> None:
+            calls.append("fsync")
+            super().fsync(fd)
+
+        def rename(self, source: Path, target: Path) -> None:
+            calls.append("rename")
+            super().rename(source, target)
+
+        def fsync_dir(self, path: Path) -> None:
+            calls.append(f"fsync {path.name}")
+            super().fsync_dir(path)
+
+    write_atomic(tmp_path / "a.txt", "x", Noting())
+    assert calls == ["fsync", "rename", f"fsync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("disk", [Disk(), ShortDisk()])
+def test_a_summed_file_knows_what_it_wrote(tmp_path: Path, disk: Disk) -> None:
+    pieces = [b"a" * 5, b"", b"b" * 1000, memoryview(b"c" * 30), bytearray(b"d")]
+    with SummedFile(tmp_path / "a", disk) as file:
+        for piece in pieces:
+            assert file.write(piece) == len(piece)
+    whole = b"".join(bytes(piece) for piece in pieces)
+    assert (tmp_path / "a").read_bytes() == whole
+    assert (file.size, file.sha256) == (len(whole), hashlib.sha256(whole).hexdigest())
+    assert sha256_of(tmp_path / "a") == file.sha256
+
+
+def test_large_and_small_pieces_keep_their_order(tmp_path: Path) -> None:
+    large = os.urandom(CHUNK_BYTES + 17)
+    with SummedFile(tmp_path / "a") as file:
+        for piece in (b"x", large, b"y", large, b"z"):
+            file.write(piece)
+    assert (tmp_path / "a").read_bytes() == b"x" + large + b"y" + large + b"z"
+    assert sha256_of(tmp_path / "a") == file.sha256
+
+
+@pytest.mark.parametrize("room", [0, 1, 500, 5000, 1_100_000])
+def test_a_full_disk_under_torch_save_is_told_as_such(tmp_path: Path, room: int) -> None:
+    """torch.save itself would say "unexpected pos 30 vs 0"."""
+    with pytest.raises(OSError, match="No space left on device") as caught, SummedFile(tmp_path / "a", FullDisk(room)) as file:
+        torch.save({"weight": torch.ones(600_000)}, file)  # type: ignore[arg-type]
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "a")
+
+
+def test_an_interrupt_under_torch_save_stays_one(tmp_path: Path) -> None:
+    class Interrupted(Disk):
+        def write(self, fd: int, data: memoryview) -> int:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), SummedFile(tmp_path / "a", Interrupted()) as file:
+        torch.save({"weight": torch.ones(600_000)}, file)  # type: ignore[arg-type]
+
+
+def test_a_summed_file_never_writes_over_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(FileExistsError):
+        SummedFile(tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_make_folder_makes_and_syncs_those_above(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class Noting(Disk):
+        def fsync_dir(self, path: Path) -> None:
+            synced.append(path.name)
+
+    make_folder(tmp_path / "a" / "b", Noting())
+    make_folder(tmp_path / "a" / "b", Noting())
+    assert (tmp_path / "a" / "b").is_dir()
+    assert synced == [tmp_path.name, "a"]
+
+
+def test_make_folder_over_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "a")
+
+
+def test_remove_tree_removes_links_and_not_what_they_lead_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("x")
+    (tmp_path / "gone" / "inner").mkdir(parents=True)
+    (tmp_path / "gone" / "inner" / "file").write_text("x")
+    (tmp_path / "gone" / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "alias").symlink_to(tmp_path / "kept")
+    remove_tree(tmp_path / "gone")
+    remove_tree(tmp_path / "alias")
+    remove_tree(tmp_path / "never-there")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept"]
+
+
+def test_a_file_system_that_cannot_sync_folders_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync_dir(tmp_path)
+
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    fsync_dir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        fsync_dir(tmp_path / "never-there")

@@ -1,8 +1,8 @@
 """brainlib: a PyTorch trainer made for speech.
 
 >>> import brainlib as bl
->>> issubclass(bl.Brain, object)
-True
+>>> bl.Stage.TRAIN.name
+'TRAIN'
 """
 
 from brainlib.brain import Brain
@@ -17,9 +17,13 @@ from brainlib.checkpoint import (
     mark_as_transfer,
     register_checkpoint_hooks,
 )
+from brainlib.config import dump_hyperpyyaml, load_hyperpyyaml, parse_arguments
+from brainlib.config.experiment_directory import create_experiment_directory
 from brainlib.distributed.world import if_main_process, run_on_main
 from brainlib.epoch_counter import EpochCounter, EpochCounterWithStopper
+from brainlib.experiment import write_results
 from brainlib.extension import Extension, make_extension
+from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, TrainLogger, read_metrics
 from brainlib.options import RunOptions
 from brainlib.run_state import RunState
 from brainlib.seeding import seed_everything
@@ -36,20 +40,30 @@ __all__ = [
     "EpochCounter",
     "EpochCounterWithStopper",
     "Extension",
+    "FileTrainLogger",
     "IntervalTrigger",
+    "JsonlLogger",
     "LimitTrigger",
     "RunOptions",
     "RunState",
     "Stage",
+    "TensorboardLogger",
+    "TrainLogger",
     "Trigger",
     "average_checkpoints",
+    "create_experiment_directory",
+    "dump_hyperpyyaml",
     "if_main_process",
+    "load_hyperpyyaml",
     "load_weights",
     "make_extension",
     "mark_as_loader",
     "mark_as_saver",
     "mark_as_transfer",
+    "parse_arguments",
+    "read_metrics",
     "register_checkpoint_hooks",
     "run_on_main",
     "seed_everything",
+    "write_results",
 ]

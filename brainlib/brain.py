@@ -34,6 +34,7 @@ from brainlib.compiling import compile_in_place
 from brainlib.data.sources import BatchSource, Lookahead, is_ready, source_of
 from brainlib.data.transfer import to_device
 from brainlib.distributed.world import World
+from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.hparams import HParams
 from brainlib.options import RunOptions
@@ -138,6 +139,7 @@ class Brain:
         self._progress = Progress(self._options.progress_options)
         # What a fit leaves for the methods it calls
         self.should_step = False
+        self._experiment = current_experiment()  # whose log this Brain writes into, whatever comes after it
         self._fits_done = 0  # outer fits finished by this process: the number of the next one
         self._prepared = False  # whether on_fit_start has done its once-a-Brain work
         self._ready = False  # whether the first fit has looked at the result
@@ -1013,7 +1015,13 @@ class Brain:
         weights_only = nullcontext() if self.checkpointer is None else self.checkpointer.weights_only()
         self._checkpoint_choice = checkpoint
         try:
-            with self._as_it_was(), preserved_generators(), weights_only, preserved_weights(lent):
+            with (
+                in_experiment(self._experiment),
+                self._as_it_was(),
+                preserved_generators(),
+                weights_only,
+                preserved_weights(lent),
+            ):
                 yield
         finally:
             self._checkpoint_choice = None

@@ -9,7 +9,7 @@ import linecache
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import GenericAlias, ModuleType
 
 import pytest
 
@@ -90,8 +90,8 @@ def test_every_exported_name_of_a_module_exists_and_has_a_docstring(name: str) -
 
 
 def is_documented(thing: object) -> bool:
-    """Classes and functions are; a constant or the name of a type cannot be."""
-    return inspect.isclass(thing) or inspect.isroutine(thing)
+    """Classes and functions are; a constant or an alias such as `list[int]`, which 3.10 takes for a class, is not."""
+    return inspect.isroutine(thing) or (inspect.isclass(thing) and not isinstance(thing, GenericAlias))
 
 
 def own_docstring(thing: object) -> str | None:

@@ -89,7 +89,7 @@ class Checkpoint:
     Args:
         path: Its folder.
         meta: What the user noted at the save; nothing of ours is mixed in.
-        commit: Orders all checkpoints of a folder, whatever the clock says; grows with every save.
+        commit: Orders the checkpoints of a folder, whatever the clock says: one more than the largest there is.
         reason: Why it was made, one of `REASONS`.
         name: The name it was saved under; None for an unnamed one.
         end_of_epoch: Whether its epoch was closed.

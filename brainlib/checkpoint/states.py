@@ -141,13 +141,15 @@ def as_json(state: Any) -> bytes | None:
 
 def _json_exact(value: Any) -> bool:
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, int):
         return True
+    if kind is str:
+        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)  # JSON joins halves
     if kind is float:
         return math.isfinite(value)
     if kind is list:
         return all(_json_exact(item) for item in value)
-    return kind is dict and all(type(key) is str and _json_exact(item) for key, item in value.items())
+    return kind is dict and all(type(key) is str and _json_exact(key) and _json_exact(item) for key, item in value.items())
 
 
 def write_torch(state: Any, file: SummedFile) -> None:

@@ -6,7 +6,6 @@ says so. That is why argparse, which guesses, is not used.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import textwrap
@@ -127,27 +126,32 @@ def _override(name: str, value: str | None, words: list[str]) -> str:
         except ValueError as error:
             raise ValueError(
                 f"The value of --{name} is {value!r}, which begins like YAML and is none ({error}). To pass it as a "
-                f"text, put it in double quotes inside single ones: --{name} '{json.dumps(value)}'."
+                f"text, put it in double quotes inside single ones: --{name} '{_quoted(value)}'."
             ) from None
         return value
-    return value if _is_one_word(value) else json.dumps(value, ensure_ascii=False)
+    return value if _is_one_word(value) else _quoted(value)
 
 
 def _is_one_word(value: str) -> bool:
     """Whether YAML reads an unquoted value as exactly this text; if not, it is a text that needs quotes."""
-    if (
-        not value
-        or value != value.strip()
-        or re.search(r":(\s|$)|\s#|[\x00-\x1f\x7f\x85\u2028\u2029]", value)
-    ):
+    if not value or not value.isprintable() or value != value.strip() or re.search(r":(\s|$)|\s#", value):
         return False
     # A dash begins a number or a word here, not an item of a list.
     begins_a_word = value[0] not in "#&*|>@`%,}]?:-"
     return begins_a_word or (re.match(r"-[^\s-]", value) is not None)
 
 
+def _quoted(text: str) -> str:
+    """A text in double quotes, as YAML reads them."""
+    written = (
+        f"\\{each}" if each in '"\\' else each if each.isprintable() else f"\\U{ord(each):08x}"
+        for each in text
+    )
+    return f'"{"".join(written)}"'
+
+
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) and read_boolean(name) is None else json.dumps(name)
+    return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) and read_boolean(name) is None else _quoted(name)
 
 
 def help_text() -> str:

@@ -53,7 +53,8 @@ def load_hyperpyyaml(
     >>> load_hyperpyyaml(text, {"width": 5})
     {'width': 5, 'counts': Counter({'a': 10})}
     """
-    from brainlib.config.reader import HparamsReader, refuse_placeholders
+    from brainlib.config.placeholders import refuse_placeholders
+    from brainlib.config.reader import HparamsReader
 
     tree = _overridden(source, overrides, overrides_must_match)
     refuse_placeholders(tree)

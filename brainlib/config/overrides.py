@@ -16,6 +16,7 @@ from brainlib.config.scalars import AmbiguousWord, is_tuple, read_boolean, read_
 from brainlib.config.yaml_nodes import (
     MappingNode,
     Node,
+    Path,
     ScalarNode,
     custom_tag,
     find_key,
@@ -56,7 +57,7 @@ def apply_overrides(
     label: str,
     *,
     must_match: bool = True,
-    path: tuple[Hashable, ...] = (),
+    path: Path = (),
 ) -> None:
     """Change a mapping in place.
 
@@ -122,7 +123,7 @@ def _put(target: MappingNode, key: Hashable, value: Node) -> None:
     target.value.append((node_of(key), value))  # so far it came in through <<
 
 
-def _fitted(value: Node, old: Node, path: tuple[Hashable, ...]) -> Node:
+def _fitted(value: Node, old: Node, path: Path) -> Node:
     """The override, with a word that could mean several things read by the value that it replaces."""
     if not is_plain(value) or is_tuple(value.value):
         return value
@@ -165,9 +166,7 @@ def _kind_of(node: Node) -> type | None:
     return None if value is None else type(value)
 
 
-def _unknown(
-    target: MappingNode, key: Hashable, key_node: Node, label: str, path: tuple[Hashable, ...]
-) -> str:
+def _unknown(target: MappingNode, key: Hashable, key_node: Node, label: str, path: Path) -> str:
     keys = [str(own) for own, _, _ in items(target)]
     place = f"{show_path(path)!r} in {label}" if path else label
     message = f"{where(key_node)}: there is no key {str(key)!r} in {place}."

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from types import ModuleType
@@ -22,12 +22,14 @@ from brainlib.common.errors import nearest, quoted
 from brainlib.common.logs import logger
 from brainlib.common.option_fields import same_name
 from brainlib.config.names import NameNotFound, WrongArguments, check_arguments, locate, renamed
+from brainlib.config.placeholders import refuse_placeholders
 from brainlib.config.references import Reference, TemplateError, combine, is_date_like, split_template
 from brainlib.config.scalars import AmbiguousWord, is_tuple, read_boolean, read_plain
 from brainlib.config.source import HparamsTree, Scope
 from brainlib.config.yaml_nodes import (
     MappingNode,
     Node,
+    Path,
     PythonNode,
     ScalarNode,
     SequenceNode,
@@ -43,9 +45,8 @@ from brainlib.config.yaml_nodes import (
 )
 from brainlib.options import all_options
 
-__all__ = ["LATER", "HparamsReader", "refuse_placeholders"]
+__all__ = ["LATER", "HparamsReader"]
 
-_Path = tuple[Hashable, ...]
 _CALLS = ("!new", "!name", "!apply", "!applyref", "!module")
 _TAGS = (
     "!ref",
@@ -98,7 +99,7 @@ class HparamsReader:
             self.value(node, (key,), self._main)
         return {key: self.value(node, (key,), self._main) for key, node in entries}
 
-    def value(self, node: Node, path: _Path, scope: Scope) -> Any:
+    def value(self, node: Node, path: Path, scope: Scope) -> Any:
         """The value of one node.
 
         Args:
@@ -122,7 +123,7 @@ class HparamsReader:
         self._values[id(node)] = result
         return result
 
-    def _compute(self, node: Node, path: _Path, scope: Scope) -> Any:
+    def _compute(self, node: Node, path: Path, scope: Scope) -> Any:
         tag = custom_tag(node)
         kind, _, name = tag.partition(":")
         if isinstance(node, PythonNode):
@@ -144,7 +145,7 @@ class HparamsReader:
             f"{where(node)}: {show_path(path)!r} has the tag {tag!r}.{near} There are {quoted(_TAGS)}."
         )
 
-    def _plain(self, node: Node, path: _Path, scope: Scope) -> Any:
+    def _plain(self, node: Node, path: Path, scope: Scope) -> Any:
         if isinstance(node, MappingNode):
             return {key: self.value(each, (*path, key), scope) for key, _, each in items(node)}
         if isinstance(node, SequenceNode):
@@ -161,7 +162,7 @@ class HparamsReader:
                 return ambiguous.boolean  # here the word can only be a boolean
             raise ValueError(f"{where(node)}: {show_path(path)!r}: {ambiguous}.") from None
 
-    def _tuple(self, node: Node, path: _Path, scope: Scope) -> Any:
+    def _tuple(self, node: Node, path: Path, scope: Scope) -> Any:
         """``(1, (2, a))``: parentheses are the brackets of a list, at every depth."""
         listed = parse(_with_brackets(node.value), where(node))
         assert listed is not None, "brackets hold at least an empty list"
@@ -174,7 +175,7 @@ class HparamsReader:
 
     # -- references ------------------------------------------------------------------------------------------------
 
-    def _template(self, node: Node, path: _Path, scope: Scope, *, copy: bool) -> Any:
+    def _template(self, node: Node, path: Path, scope: Scope, *, copy: bool) -> Any:
         """``<folder>/save``, ``<lr> * 2``, or one reference alone, which keeps the object it refers to."""
         try:
             pieces = split_template(text_of(node))
@@ -280,7 +281,7 @@ class HparamsReader:
 
     # -- objects ---------------------------------------------------------------------------------------------------
 
-    def _call(self, kind: str, name: str, node: Node, path: _Path, scope: Scope) -> Any:
+    def _call(self, kind: str, name: str, node: Node, path: Path, scope: Scope) -> Any:
         args, kwargs = self._arguments(node, path, scope)
         if not self._build:
             return LATER
@@ -302,7 +303,7 @@ class HparamsReader:
         with _noting(node, path):
             return target(*args, **kwargs)
 
-    def _arguments(self, node: Node, path: _Path, scope: Scope) -> tuple[list[Any], dict[str, Any]]:
+    def _arguments(self, node: Node, path: Path, scope: Scope) -> tuple[list[Any], dict[str, Any]]:
         if isinstance(node, SequenceNode):
             return self._plain(node, path, scope), {}
         if isinstance(node, MappingNode):
@@ -327,7 +328,7 @@ class HparamsReader:
 class _Place:
     """Where a reference has led: to a node of the file, or, beyond one, to a value."""
 
-    path: _Path
+    path: Path
     scope: Scope
     node: Node | None
     value: Any = None
@@ -337,7 +338,7 @@ class _NoSuchThing(ValueError):
     """A reference that leads nowhere; its own place is added by whoever knows it."""
 
 
-def _item(value: Any, name: str, path: _Path) -> Any:
+def _item(value: Any, name: str, path: Path) -> Any:
     """One element of a container, by the text between brackets."""
     if isinstance(value, Mapping):
         for key in value:
@@ -374,7 +375,7 @@ def _refusal(kind: str, target: Any, has_arguments: bool) -> str:
 
 
 @contextmanager
-def _noting(node: Node, path: _Path) -> Iterator[None]:
+def _noting(node: Node, path: Path) -> Iterator[None]:
     """Let an error of somebody else's code come out as it is, with a note on where the file asked for it."""
     try:
         yield
@@ -404,7 +405,7 @@ def _boolean(word: str) -> bool:
     return result
 
 
-def _is_switch(path: _Path) -> bool:
+def _is_switch(path: Path) -> bool:
     """Whether a place in the file holds a boolean run option."""
     section = path[:-1]
     option = all_options().get(same_name(str(path[-1]))) if path else None
@@ -439,52 +440,3 @@ def _with_brackets(word: str) -> str:
         written.append(character)
         previous = character[-1:] if not character.isspace() else previous
     return "".join(written)
-
-
-def refuse_placeholders(tree: HparamsTree) -> None:
-    """Say about every value that the file leaves to the user how to pass it.
-
-    Raises:
-        ValueError: there is at least one ``!PLACEHOLDER``.
-    """
-    lines = []
-    for node, path in _placeholders(tree.root, (), set()):
-        example = _metavar(str(path[-1]))
-        for key in reversed(path[1:]):
-            example = f"{{{key}: {example}}}"
-        example = f"'{example}'" if len(path) > 1 else example
-        hint = f" ({node.value})" if node.value else ""
-        lines.append(
-            f"{where(node)}: {show_path(path)!r} has no value yet{hint}: pass --{path[0]} {example} on the command "
-            "line, or give it in overrides."
-        )
-    if lines:
-        raise ValueError("\n".join(lines))
-
-
-def _placeholders(node: Node, path: _Path, seen: set[int]) -> Iterator[tuple[Node, _Path]]:
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if custom_tag(node) == "!PLACEHOLDER":
-        yield node, path
-    elif isinstance(node, MappingNode):
-        for key, _, value in items(node):
-            yield from _placeholders(value, (*path, key), seen)
-    elif isinstance(node, SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _placeholders(value, (*path, index), seen)
-
-
-def _metavar(key: str) -> str:
-    """What stands for a value in a usage line."""
-    for word, metavar in (
-        ("dir", "DIR"),
-        ("folder", "DIR"),
-        ("file", "FILE"),
-        ("path", "PATH"),
-        ("num", "NUMBER"),
-    ):
-        if word in key.lower():
-            return metavar
-    return "VALUE"

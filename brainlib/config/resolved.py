@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
-from brainlib.config.reader import HparamsReader, refuse_placeholders
+from brainlib.config.placeholders import refuse_placeholders
+from brainlib.config.reader import HparamsReader
 from brainlib.config.references import Reference, split_template
 from brainlib.config.source import HparamsTree, Scope
 from brainlib.config.yaml_nodes import (
     MappingNode,
     Node,
+    Path,
     PythonNode,
     ScalarNode,
     SequenceNode,
@@ -40,7 +40,7 @@ def resolved_text(tree: HparamsTree) -> str:
     reader = HparamsReader(tree, build=False)
     reader.read()
     # First all values, then all changes: a reference is computed from the words of others.
-    found: list[tuple[ScalarNode, tuple[Hashable, ...], Scope]] = []
+    found: list[tuple[ScalarNode, Path, Scope]] = []
     _collect(tree.root, (), Scope(tree.root), tree, found, set())
     values = [reader.value(node, path, scope) for node, path, scope in found]
     for (node, _, scope), value in zip(found, values, strict=True):
@@ -56,10 +56,10 @@ def resolved_text(tree: HparamsTree) -> str:
 
 def _collect(
     node: Node,
-    path: tuple[Hashable, ...],
+    path: Path,
     scope: Scope,
     tree: HparamsTree,
-    found: list[tuple[ScalarNode, tuple[Hashable, ...], Scope]],
+    found: list[tuple[ScalarNode, Path, Scope]],
     seen: set[int],
 ) -> None:
     """List every reference under a node, with the document it belongs to."""

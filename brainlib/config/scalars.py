@@ -20,7 +20,7 @@ _OTHER_BOOLEAN = {"yes": True, "on": True, "no": False, "off": False}
 _DIGITS = r"(?:[0-9]{1,3}(?:_[0-9]{3})+|[0-9]+)"
 _INTEGER = re.compile(rf"[-+]?{_DIGITS}")
 _BASED = re.compile(r"[-+]?0(?:x[0-9a-fA-F]+|o[0-7]+|b[01]+)")
-_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _FLOAT = re.compile(rf"[-+]?(?:{_DIGITS}\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|nan)", re.IGNORECASE)
 

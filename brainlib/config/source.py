@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Hashable
 from pathlib import Path
 from typing import IO, Any
 
 from brainlib.common.errors import nearest
 from brainlib.config.overrides import apply_overrides
 from brainlib.config.yaml_nodes import MappingNode, Node, SequenceNode, custom_tag, parse, where
+from brainlib.config.yaml_nodes import Path as YamlPath
 
 __all__ = ["HparamsTree", "Scope", "read_tree"]
 
@@ -27,7 +27,7 @@ class Scope:
     """
 
     root: MappingNode
-    path: tuple[Hashable, ...] = ()
+    path: YamlPath = ()
 
 
 @dataclasses.dataclass
@@ -103,7 +103,7 @@ def _read_mapping(text: str, label: str) -> MappingNode:
 
 def _include(
     node: Node,
-    path: tuple[Hashable, ...],
+    path: YamlPath,
     folder: Path,
     tree: HparamsTree,
     chain: tuple[str, ...],
@@ -123,7 +123,7 @@ def _include(
 
 def _included(
     node: Node,
-    path: tuple[Hashable, ...],
+    path: YamlPath,
     folder: Path,
     tree: HparamsTree,
     chain: tuple[str, ...],

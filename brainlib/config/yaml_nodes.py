@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
@@ -44,6 +45,13 @@ _YAML = "tag:yaml.org,2002:"
 _STANDARD = frozenset(
     _YAML + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge", "timestamp")
 )
+
+
+# Texts that are a plain word wherever they stand; all others are quoted, needed or not.
+_UNQUOTED = re.compile(r"[A-Za-z_./]([\w ./+=@~-]*\w)?/?")
+
+
+Path = tuple[Hashable, ...]  # the keys that lead to a node, from the top of the main file
 
 
 class PythonNode(ScalarNode):
@@ -125,7 +133,7 @@ def where(node: Node) -> str:
     return "the overrides" if mark is None else f"{mark.name}, line {mark.line + 1}"
 
 
-def show_path(path: tuple[Hashable, ...]) -> str:
+def show_path(path: Path) -> str:
     """A path as a reference spells it.
 
     >>> show_path(("model", "layers", 0))
@@ -249,10 +257,10 @@ def node_of(value: Any) -> Node:
 
 def _style(text: str) -> str | None:
     """How to quote a text so that it is read back as this text; None where no quotes are needed."""
-    if "\n" in text:
+    if not text.isprintable():
         return '"'
     try:
-        return "'" if is_tuple(text) or text == "<<" or read_plain(text) != text else None
+        return None if _UNQUOTED.fullmatch(text) and read_plain(text) == text else "'"
     except AmbiguousWord:
         return "'"
 

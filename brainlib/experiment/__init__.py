@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from brainlib.experiment.folder import create_experiment_directory, write_results
+from brainlib.experiment.folder import describe_experiment, script_source, write_results
 from brainlib.experiment.log import current_experiment, end_experiment, experiment_log, in_experiment
 
 __all__ = [
-    "create_experiment_directory",
     "current_experiment",
+    "describe_experiment",
     "end_experiment",
     "experiment_log",
     "in_experiment",
+    "script_source",
     "write_results",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import io
 import itertools
 import os
 import platform
@@ -15,12 +14,10 @@ from typing import Any, TypeAlias
 import torch
 
 from brainlib.common.files import make_folder, write_atomic
-from brainlib.common.logs import logger
-from brainlib.common.plain import plain, to_json
+from brainlib.common.plain import to_json
 from brainlib.distributed.world import if_main_process
-from brainlib.experiment.log import experiment_log
 
-__all__ = ["create_experiment_directory", "write_results"]
+__all__ = ["describe_experiment", "script_source", "write_results"]
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -28,65 +25,53 @@ PathLike: TypeAlias = str | os.PathLike[str]
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONHASHSEED", "WORLD_SIZE")
 
 
-def create_experiment_directory(
-    experiment_directory: PathLike,
-    hyperparams_to_save: PathLike | Mapping[str, Any] | None = None,
-    overrides: str | Mapping[str, Any] | None = None,
-    log_config: None = None,
-    save_env_desc: bool = True,
-) -> Path:
-    """Make the folder of an experiment, write down what is run, and send the library's log into it.
-
-    Works from a script, a notebook, standard input and ``python -c``. Called again on the same folder (the run is
-    resumed), the log goes on; a hyperparams.yaml, train.py or env.txt that has changed is replaced, and the former one
-    is kept as hyperparams.1.yaml, hyperparams.2.yaml, … Call it on all ranks; the main process writes.
+def describe_experiment(
+    folder: PathLike, hyperparams: str | None = None, script: str | None = None, environment: bool = True
+) -> None:
+    """Write down what is run. A file that is there with other content is kept under a number.
 
     Args:
-        experiment_directory: the folder; made when it is missing.
-        hyperparams_to_save: the HyperPyYAML file of the experiment, which is written with its references resolved, or a
-            dict of plain values.
-        overrides: values that replace some of that file, as YAML text or as a dict.
-        log_config: not supported; only there to say so.
-        save_env_desc: whether to write the versions of Python, torch and all installed packages (about 0.1 s).
-
-    Returns:
-        The folder.
-
-    Raises:
-        FileNotFoundError: when there is no such hyperparameter file.
-        ValueError: when `log_config` is given, or `overrides` without hyperparameters.
+        folder: the folder of the experiment; made when it is missing.
+        hyperparams: the text for ``hyperparams.yaml``; None for no such file.
+        script: the text for ``train.py``; None for no such file.
+        environment: whether to write ``env.txt``: the versions of Python, torch and all installed packages.
 
     Example:
         >>> import tempfile
-        >>> from brainlib.experiment import end_experiment
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = create_experiment_directory(folder, {"lr": 0.1}, overrides="lr: 0.2", save_env_desc=False)
-        ...     print(Path(folder, "hyperparams.yaml").read_text(), end="")
-        lr: 0.2
-        >>> end_experiment()
+        ...     describe_experiment(folder, "lr: 0.1", environment=False)
+        ...     describe_experiment(folder, "lr: 0.2", environment=False)
+        ...     sorted((path.name, path.read_text()) for path in Path(folder).iterdir())
+        [('hyperparams.1.yaml', 'lr: 0.1'), ('hyperparams.yaml', 'lr: 0.2')]
     """
-    if log_config is not None:
-        raise ValueError(
-            "log_config is not supported: brainlib installs no handlers but its own. Configure logging in your script "
-            "(logging.basicConfig, logging.config.dictConfig); everything brainlib says goes to the logger 'brainlib'."
-        )
-    folder = Path(experiment_directory)
-    resolved = _resolved(hyperparams_to_save, overrides)
-    script = _script(sys._getframe(1).f_code.co_filename)
-    if not if_main_process():
-        return folder
-
+    folder = Path(folder)
     make_folder(folder)
-    if resolved is not None:
-        _write_keeping_former(folder / "hyperparams.yaml", resolved)
+    if hyperparams is not None:
+        _write_keeping_former(folder / "hyperparams.yaml", hyperparams)
     if script is not None:
         _write_keeping_former(folder / "train.py", script)
-    if save_env_desc:
+    if environment:
         _write_keeping_former(folder / "env.txt", _environment())
 
-    experiment_log(folder)
-    logger.info("experiment folder: %s", folder)
-    return folder
+
+def script_source(filename: str) -> str | None:
+    """The source of the code that Python says is in `filename`; None where it is not kept (standard input).
+
+    In a notebook, these are the cells run so far.
+
+    >>> script_source("<stdin>") is None
+    True
+    """
+    if os.path.isfile(filename):
+        return Path(filename).read_text(encoding="utf-8", errors="backslashreplace")
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None:
+        cells = [str(cell) for cell in shell.user_ns.get("In", []) if cell]
+        return "\n\n".join(f"# %%\n{cell}" for cell in cells) + "\n"
+    if sys.argv[:1] == ["-c"] and "-c" in sys.orig_argv[:-1]:
+        return sys.orig_argv[sys.orig_argv.index("-c") + 1] + "\n"
+    return None
 
 
 def write_results(folder: PathLike, results: Mapping[str, Any]) -> Path:
@@ -128,63 +113,17 @@ def _write_keeping_former(path: Path, text: str) -> None:
     write_atomic(path, data)
 
 
-def _resolved(
-    hyperparams: PathLike | Mapping[str, Any] | None, overrides: str | Mapping[str, Any] | None
-) -> str | None:
-    """The hyperparameters as YAML text in which no reference is left."""
-    if hyperparams is None:
-        if overrides:
-            raise ValueError(
-                "overrides are given without hyperparams_to_save: there is nothing that they override"
-            )
-        return None
-    from hyperpyyaml import resolve_references
-
-    changes = plain(overrides) if isinstance(overrides, Mapping) else overrides
-    if isinstance(hyperparams, Mapping):
-        text: str = resolve_references(_yaml(plain(hyperparams)), changes).getvalue()
-        return text
-    path = Path(hyperparams)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"hyperparams_to_save: there is no file {str(path)!r} (looked from {os.getcwd()})"
-        )
-    with open(path, encoding="utf-8") as file:
-        text = resolve_references(file, changes).getvalue()
-    return text
-
-
-def _yaml(value: Any) -> str:
-    from ruamel.yaml import YAML
-
-    stream = io.StringIO()
-    YAML().dump(value, stream)
-    return stream.getvalue()
-
-
-def _script(caller: str) -> str | None:
-    """The source of what called us; None where Python does not keep it (standard input)."""
-    if os.path.isfile(caller):
-        return Path(caller).read_text(encoding="utf-8", errors="backslashreplace")
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None:  # a notebook: the cells run so far, this one included
-        cells = [str(cell) for cell in shell.user_ns.get("In", []) if cell]
-        return "\n\n".join(f"# %%\n{cell}" for cell in cells) + "\n"
-    arguments = list(sys.orig_argv)
-    if "-c" in arguments[:-1] and sys.argv[:1] == ["-c"]:
-        return arguments[arguments.index("-c") + 1] + "\n"
-    return None
-
-
 def _environment() -> str:
     """What ran it, read without starting a process."""
     distributions = importlib.metadata.distributions()
-    packages = {f"{dist.metadata['Name']}=={dist.version}" for dist in distributions if dist.metadata["Name"]}
+    packages = {
+        f"{dist.metadata['Name']}=={dist.version}" for dist in distributions if "Name" in dist.metadata
+    }
     lines = [
         f"command: {' '.join(sys.orig_argv)}" if "-c" not in sys.orig_argv else "command: python -c ...",
         f"python: {platform.python_version()} ({sys.executable})",
-        f"platform: {platform.platform()}",
+        # Not platform.platform(): it starts `uname -p`.
+        f"platform: {platform.system()} {platform.release()} {platform.machine()}",
         f"torch: {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",  # type: ignore[no-untyped-call]
         f"threads: {torch.get_num_threads()} of {os.cpu_count()} CPUs",
         *(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ),

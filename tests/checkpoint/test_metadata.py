@@ -25,12 +25,28 @@ class Phase(enum.IntEnum):
 @pytest.mark.parametrize(
     ("given", "noted"),
     [
-        (np.float64(0.1), 0.1), (np.float32(0.5), 0.5), (np.int64(3), 3), (np.bool_(True), True), (np.array(2.5), 2.5), (np.array([2.5]), 2.5),
-        (np.array([1, 2]), [1, 2]), (torch.tensor(1.5), 1.5), (torch.tensor([7]), 7), (torch.tensor([[1.0, 2.0]]), [[1.0, 2.0]]),
-        (torch.tensor(2.0, requires_grad=True), 2.0), ((1, (2, None)), [1, [2, None]]), (Phase.WARM, 1), (Path("a/b"), "a/b"), ({1: "a"}, {"1": "a"}),
-        ("nan", "nan"), (10**400, 10**400), (torch.tensor([]), []), (np.str_("x"), "x"), (torch.tensor(0.1, dtype=torch.float64), 0.1),
+        (np.float64(0.1), 0.1),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.array(2.5), 2.5),
+        (np.array([2.5]), 2.5),
+        (np.array([1, 2]), [1, 2]),
+        (torch.tensor(1.5), 1.5),
+        (torch.tensor([7]), 7),
+        (torch.tensor([[1.0, 2.0]]), [[1.0, 2.0]]),
+        (torch.tensor(2.0, requires_grad=True), 2.0),
+        ((1, (2, None)), [1, [2, None]]),
+        (Phase.WARM, 1),
+        (Path("a/b"), "a/b"),
+        ({1: "a"}, {"1": "a"}),
+        ("nan", "nan"),
+        (10**400, 10**400),
+        (torch.tensor([]), []),
+        (np.str_("x"), "x"),
+        (torch.tensor(0.1, dtype=torch.float64), 0.1),
     ],
-)  # fmt: skip
+)
 def test_values_of_every_make(tmp_path: Path, given: Any, noted: Any) -> None:
     saved = Checkpointer(tmp_path, {"model": linear()}).save_checkpoint({"value": given})
     (listed,) = Checkpointer(tmp_path).list_checkpoints()
@@ -40,7 +56,12 @@ def test_values_of_every_make(tmp_path: Path, given: Any, noted: Any) -> None:
 
 
 def test_what_is_not_finite_comes_back_and_the_file_is_strict_json(tmp_path: Path) -> None:
-    meta = {"loss": math.nan, "per class": [1.0, math.inf, {"x": -math.inf}], "remark": "nan", "words": ["inf", "-inf"]}
+    meta = {
+        "loss": math.nan,
+        "per class": [1.0, math.inf, {"x": -math.inf}],
+        "remark": "nan",
+        "words": ["inf", "-inf"],
+    }
     checkpoint = Checkpointer(tmp_path, {"model": linear()}).save_checkpoint(meta)
 
     def refuse(word: str) -> None:
@@ -65,11 +86,17 @@ def test_a_numpy_metric_does_not_brick_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (datetime.date(2020, 1, 1), r"meta\['x'\]\[0\] is a datetime.date"), ({1, 2}, r"meta\['x'\]\[0\] is a builtins.set"),
-        (1j, r"builtins.complex"), (torch.tensor(1j), "torch.Tensor"), (np.array(["2020"], dtype="datetime64[D]"), "numpy.ndarray"), (linear(), "Linear"),
+        (datetime.date(2020, 1, 1), r"meta\['x'\]\[0\] is a datetime.date"),
+        ({1, 2}, r"meta\['x'\]\[0\] is a builtins.set"),
+        (1j, r"builtins.complex"),
+        (torch.tensor(1j), "torch.Tensor"),
+        (np.array(["2020"], dtype="datetime64[D]"), "numpy.ndarray"),
+        (linear(), "Linear"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_noted_is_named_before_anything_is_written(tmp_path: Path, value: Any, told: str) -> None:
+)
+def test_what_cannot_be_noted_is_named_before_anything_is_written(
+    tmp_path: Path, value: Any, told: str
+) -> None:
     with pytest.raises(CheckpointError, match=told):
         Checkpointer(tmp_path / "save", {"model": linear()}).save_checkpoint({"x": [value]})
     assert not (tmp_path / "save").exists()
@@ -82,7 +109,15 @@ def test_keys_that_are_no_strings() -> None:
 
 
 def test_keys_of_the_user_never_collide_with_ours(tmp_path: Path) -> None:
-    meta = {"commit": -5, "reason": "mine", "unixtime": 0, "end-of-epoch": "yes", "files": [], "sha256": "x", "meta": {}}
+    meta = {
+        "commit": -5,
+        "reason": "mine",
+        "unixtime": 0,
+        "end-of-epoch": "yes",
+        "files": [],
+        "sha256": "x",
+        "meta": {},
+    }
     checkpointer = Checkpointer(tmp_path, {"model": linear()})
     checkpointer.save_checkpoint(meta)
     (checkpoint,) = Checkpointer(tmp_path).list_checkpoints()

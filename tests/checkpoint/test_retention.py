@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass, field
@@ -21,7 +22,22 @@ class Info:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
-VALUES = [0.0, -0.0, 0.25, 0.25000001, 0.5, -1.0, 3, True, math.nan, math.nan, math.inf, -math.inf, 1e-300, 10**30]
+VALUES = [
+    0.0,
+    -0.0,
+    0.25,
+    0.25000001,
+    0.5,
+    -1.0,
+    3,
+    True,
+    math.nan,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e-300,
+    10**30,
+]
 
 
 def better(a: Info, b: Info, key: str, order: str) -> bool:
@@ -34,7 +50,9 @@ def better(a: Info, b: Info, key: str, order: str) -> bool:
     return x > y if order == "max" else x < y
 
 
-def kept_by_pairs(infos: list[Info], rules: list[tuple[str, str]], keep_recent: bool, num_to_keep: int) -> list[int]:
+def kept_by_pairs(
+    infos: list[Info], rules: list[tuple[str, str]], keep_recent: bool, num_to_keep: int
+) -> list[int]:
     """A checkpoint stays when fewer than `num_to_keep` are better in some rule, or when it is in no rule."""
     kept = []
     for info in infos:
@@ -79,7 +97,7 @@ def test_random_histories_agree_with_the_definition(block: int) -> None:
         assert left == sorted(kept_by_pairs(infos, rules, keep_recent, num_to_keep))
         for key, order in rules:
             ranked = rank(infos, by_metric(key, order))
-            for a, b in zip(ranked, ranked[1:], strict=False):
+            for a, b in itertools.pairwise(ranked):
                 assert better(a, b, key, order)
             assert {i.commit for i in ranked} == {
                 i.commit for i in infos if i.meta.get(key) is not None and not math.isnan(i.meta[key])
@@ -94,12 +112,15 @@ def test_random_histories_on_the_disk(tmp_path: Path) -> None:
         checkpointer = Checkpointer(folder, {"model": linear()})
         expected: list[Info] = []
         num_to_keep, keep_recent = rng.randint(1, 2), rng.random() < 0.5
-        for commit in range(1, 9):
+        for _ in range(8):
             if rng.random() < 0.3:
                 checkpointer = Checkpointer(folder, {"model": linear()})
             loss = rng.choice([math.nan, 0.1, 0.2, 0.2, 0.3])
-            checkpointer.save_and_keep_only({"loss": loss}, num_to_keep=num_to_keep, keep_recent=keep_recent, min_keys=["loss"])
-            expected.append(Info(commit, {"loss": loss}))
+            saved = checkpointer.save_and_keep_only(
+                {"loss": loss}, num_to_keep=num_to_keep, keep_recent=keep_recent, min_keys=["loss"]
+            )
+            assert all(saved.commit > info.commit for info in expected)
+            expected.append(Info(saved.commit, {"loss": loss}))
             kept = kept_by_pairs(expected, [("loss", "min")], keep_recent, num_to_keep)
             expected = [info for info in expected if info.commit in kept]
             assert sorted(c.commit for c in checkpointer.list_checkpoints()) == sorted(kept)
@@ -107,14 +128,18 @@ def test_random_histories_on_the_disk(tmp_path: Path) -> None:
             best = checkpointer.find_checkpoint(min_key="loss")
             assert (best is None) == (not numbers)
             if best is not None:
-                assert all(info.commit == best.commit or better(best, info, "loss", "min") for info in numbers)
+                assert all(
+                    info.commit == best.commit or better(best, info, "loss", "min") for info in numbers
+                )
 
 
 def test_nan_never_evicts_and_never_wins() -> None:
     infos = [Info(1, {"loss": 0.5}), Info(2, {"loss": math.nan}), Info(3, {"loss": math.nan})]
     assert doomed(infos, [by_metric("loss", "min")], 1) == infos[1:]
     assert rank(infos, by_metric("loss", "max")) == infos[:1]
-    assert doomed(infos[1:], [by_metric("loss", "min")], 1) == infos[1:2], "of nothing but NaN the newest stays"
+    assert doomed(infos[1:], [by_metric("loss", "min")], 1) == infos[1:2], (
+        "of nothing but NaN the newest stays"
+    )
 
 
 def test_a_missing_metric_is_out_of_the_game() -> None:
@@ -139,12 +164,17 @@ def test_scores_of_the_user_may_be_tensors_and_may_decline() -> None:
 
 
 def test_a_metric_that_is_a_word() -> None:
-    with pytest.raises(CheckpointError, match="the metric 'loss' of a checkpoint is 'low'; only numbers can be compared"):
+    with pytest.raises(
+        CheckpointError, match="the metric 'loss' of a checkpoint is 'low'; only numbers can be compared"
+    ):
         rank([Info(1, {"loss": "low"})], by_metric("loss", "min"))
 
 
 def test_a_metric_that_nobody_has() -> None:
     infos = [Info(1, {"WER": 3.0, "remark": "x"}), Info(2, {"CER": 1.0})]
     require_metric("CER", infos)
-    with pytest.raises(CheckpointError, match="no checkpoint has the metric 'WRE'. Those there are: 'CER', 'WER'. Did you mean 'WER'"):
+    with pytest.raises(
+        CheckpointError,
+        match="no checkpoint has the metric 'WRE'. Those there are: 'CER', 'WER'. Did you mean 'WER'",
+    ):
         require_metric("WRE", infos)

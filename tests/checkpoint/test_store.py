@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from brainlib.checkpoint import Checkpoint, Checkpointer, CheckpointError
+from brainlib.checkpoint import Checkpoint, Checkpointer, CheckpointError, manifest
 from brainlib.checkpoint.store import Store, check_name
 from tests.checkpoint.small import RecordingDisk, checkpointer_on, linear, pretend_dead
 
@@ -26,7 +28,9 @@ def commit(store: Store, stem: str = "step-00000001", content: bytes = b"hello")
 
 def test_the_order_of_a_commit(tmp_path: Path) -> None:
     disk = RecordingDisk()
-    checkpointer = checkpointer_on(disk, tmp_path / "save", {"model": linear(), "optimizer": torch.optim.SGD(linear().parameters())})
+    checkpointer = checkpointer_on(
+        disk, tmp_path / "save", {"model": linear(), "optimizer": torch.optim.SGD(linear().parameters())}
+    )
     checkpointer.save_checkpoint()
     calls = disk.calls
     rename = calls.index(("rename", "commit-00000001"))
@@ -34,7 +38,9 @@ def test_the_order_of_a_commit(tmp_path: Path) -> None:
     synced = [name for call, name in calls[:rename] if call == "fsync"]
     assert opened == synced, "every file is synced before the rename"
     assert opened[-1] == "manifest.json", "and the manifest is the last"
-    assert calls[rename - 1][0] == "fsync_dir", "the temporary folder is synced when all files have their names"
+    assert calls[rename - 1][0] == "fsync_dir", (
+        "the temporary folder is synced when all files have their names"
+    )
     assert calls[rename - 1][1].startswith(".writing-")
     assert calls[rename + 1 :] == [("fsync_dir", "save")], "the parent folder is synced after the rename"
 
@@ -54,7 +60,9 @@ def test_an_older_one_goes_only_after_the_newer_is_committed(tmp_path: Path) -> 
     checkpointer.save_and_keep_only()
     committed = disk.calls.index(("rename", "commit-00000002"))
     assert disk.calls[committed + 1] == ("fsync_dir", tmp_path.name)
-    away = next(i for i, (call, name) in enumerate(disk.calls) if call == "rename" and name.startswith(".deleting-"))
+    away = next(
+        i for i, (call, name) in enumerate(disk.calls) if call == "rename" and name.startswith(".deleting-")
+    )
     assert away > committed + 1
     assert not any(call == "unlink" for call, _ in disk.calls[:away])
 
@@ -103,13 +111,13 @@ def test_a_listing_reads_each_manifest_once(tmp_path: Path, monkeypatch: pytest.
         commit(Store(tmp_path))
     store = Store(tmp_path)
     reads: list[Path] = []
-    real = __import__("brainlib.checkpoint.manifest", fromlist=["read"]).read
+    real = manifest.read
 
     def reading(folder: Path) -> Checkpoint:
         reads.append(folder)
-        return real(folder)  # type: ignore[no-any-return]
+        return real(folder)
 
-    monkeypatch.setattr("brainlib.checkpoint.manifest.read", reading)
+    monkeypatch.setattr(manifest, "read", reading)
     for _ in range(3):
         assert len(store.listed()) == 5
     assert len(reads) == 5
@@ -137,7 +145,10 @@ def test_a_manifest_that_changed_is_read_again(tmp_path: Path, caplog: pytest.Lo
         (lambda text: text[: len(text) // 2], "its manifest.json is torn"),
         (lambda text: "", "its manifest.json is torn"),
         (lambda text: "[1]", r"is not what was written \(its sum differs\)"),
-        (lambda text: text.replace('"commit": 1', '"commit": 7'), r"is not what was written \(its sum differs\)"),
+        (
+            lambda text: text.replace('"commit": 1', '"commit": 7'),
+            r"is not what was written \(its sum differs\)",
+        ),
         (lambda text: text.replace('"user"', '"epoch"'), r"is not what was written \(its sum differs\)"),
         (lambda text: "[" * 100_000, "its manifest.json is torn"),
     ],
@@ -148,13 +159,11 @@ def test_an_altered_manifest_is_no_checkpoint(tmp_path: Path, change: object, re
     store = Store(tmp_path)
     assert store.listed() == []
     (told,) = store.damaged.values()
-    assert __import__("re").search(reason, told)
+    assert re.search(reason, told)
 
 
 def resealed(path: Path, **changes: object) -> None:
     """A manifest with other content and a right sum: what somebody with bad intentions would send."""
-    import hashlib
-
     content = json.loads(path.read_text())
     content.update(changes)
     del content["sha256"]
@@ -172,8 +181,12 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> 
     assert "points outside the checkpoint" in told
 
 
-@pytest.mark.parametrize("changes", [{"commit": "x"}, {"files": 3}, {"recoverables": {"a": 1}}, {"meta_nonfinite": [["x"]]}])
-def test_a_manifest_of_wrong_types_is_damaged_and_no_crash(tmp_path: Path, changes: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"commit": "x"}, {"files": 3}, {"recoverables": {"a": 1}}, {"meta_nonfinite": [["x"]]}]
+)
+def test_a_manifest_of_wrong_types_is_damaged_and_no_crash(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
     resealed(commit(Store(tmp_path)).path / "manifest.json", **changes)
     store = Store(tmp_path)
     assert store.listed() == []
@@ -267,7 +280,13 @@ def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path, caplog: pytes
         checkpointer = Checkpointer(tmp_path, {"model": linear()})
         assert dead.exists(), "not at construction"
         checkpointer.save_checkpoint()
-    assert [path.exists() for path in (dead, deleted, mine_before, far, users)] == [False, False, False, True, True]
+    assert [path.exists() for path in (dead, deleted, mine_before, far, users)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert f"removed 3 unfinished checkpoints that a killed process left in {tmp_path}: " in caplog.text
 
     long_ago = time.time() - 7200
@@ -299,10 +318,16 @@ def test_sweeping_a_folder_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("a/b", "it holds '/'"), ("a\\b", r"it holds '\\\\'"), ("..", r"it holds '\.\.'"), ("a..b", r"it holds '\.\.'"), ("", "it is empty"),
-        (".hidden", "it begins with a dot"), ("a\nb", "it holds a control character"), ("é" * 101, "it is longer than 200 bytes"),
+        ("a/b", "it holds '/'"),
+        ("a\\b", r"it holds '\\\\'"),
+        ("..", r"it holds '\.\.'"),
+        ("a..b", r"it holds '\.\.'"),
+        ("", "it is empty"),
+        (".hidden", "it begins with a dot"),
+        ("a\nb", "it holds a control character"),
+        ("é" * 101, "it is longer than 200 bytes"),
     ],
-)  # fmt: skip
+)
 def test_names_that_are_refused(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(CheckpointError, match=why):
         check_name(name, "a recoverable")

@@ -109,7 +109,10 @@ def test_large_and_small_pieces_keep_their_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("room", [0, 1, 500, 5000, 1_100_000])
 def test_a_full_disk_under_torch_save_is_told_as_such(tmp_path: Path, room: int) -> None:
     """torch.save itself would say "unexpected pos 30 vs 0"."""
-    with pytest.raises(OSError, match="No space left on device") as caught, SummedFile(tmp_path / "a", FullDisk(room)) as file:
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        SummedFile(tmp_path / "a", FullDisk(room)) as file,
+    ):
         torch.save({"weight": torch.ones(600_000)}, file)  # type: ignore[arg-type]
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(tmp_path / "a")
@@ -163,7 +166,9 @@ def test_remove_tree_removes_links_and_not_what_they_lead_to(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept"]
 
 
-def test_a_file_system_that_cannot_sync_folders_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_cannot_sync_folders_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fsync_dir(tmp_path)
 
     def refuse(fd: int) -> None:

@@ -246,7 +246,9 @@ def test_killed_at_random_moments_it_ends_the_same(
     delays = random.Random(seed)
     for _ in range(4):
         until = time.monotonic() + delays.uniform(0.1, 1.0)
-        status = recipe("cnn", tmp_path, *KILL_ARGUMENTS, kill_when=lambda until=until: time.monotonic() > until)
+        status = recipe(
+            "cnn", tmp_path, *KILL_ARGUMENTS, kill_when=lambda until=until: time.monotonic() > until
+        )
         assert status in (0, -9), output(tmp_path)  # 0: it was done before
     assert recipe("cnn", tmp_path, *KILL_ARGUMENTS) == 0, output(tmp_path)
     assert_same_run(tmp_path, uncut)

@@ -1,0 +1,307 @@
+"""What every logger keeps: one suite that each of them joins, and what each adds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, TrainLogger, read_metrics
+
+Make = Callable[[Path], TrainLogger]
+
+
+class Memory(TrainLogger):
+    """What a user would write: one method."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def write(self, meta: dict[str, Any], groups: dict[str, dict[str, Any]]) -> None:
+        self.rows.append((meta, groups))
+
+
+LOGGERS: dict[str, Make] = {
+    "base": lambda folder: TrainLogger(),
+    "memory": lambda folder: Memory(),
+    "file": lambda folder: FileTrainLogger(folder / "new" / "train_stats.txt"),
+    "jsonl": lambda folder: JsonlLogger(folder / "new" / "metrics.jsonl"),
+    "tensorboard": lambda folder: TensorboardLogger(folder / "new" / "events"),
+}
+
+
+@pytest.fixture(params=LOGGERS)
+def make(request: pytest.FixtureRequest) -> Make:
+    return LOGGERS[request.param]
+
+
+@pytest.fixture
+def log(make: Make, tmp_path: Path) -> Iterator[TrainLogger]:
+    made = make(tmp_path)
+    yield made
+    made.close()
+
+
+# ----------------------------------------------------------------------------------------------------- all of them
+
+
+def test_constructing_touches_no_disk(make: Make, tmp_path: Path) -> None:
+    make(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_are_optional(log: TrainLogger) -> None:
+    log.log_stats({"epoch": 1, "lr": 1e-3})
+    log.log_stats({"epoch": 1}, {"loss": 0.5})
+    log.log_stats({"epoch": 1}, {"loss": 0.5}, {"loss": 0.6, "accuracy": 0.9})
+    log.log_stats(stats_meta={"epoch loaded": 1}, test_stats={"loss": 0.7})
+    log.log_stats({})
+
+
+def test_all_kinds_of_values_are_taken_and_left_alone(log: TrainLogger) -> None:
+    stats = {
+        "tensor": torch.tensor(0.5, requires_grad=True),
+        "half": torch.tensor([1.5], dtype=torch.bfloat16),
+        "numpy": np.float32(0.25),
+        "count": np.int64(3),
+        "flag": True,
+        "list": [1.0, 2.0],
+        "classes": {"a": 0.5, "b": {"c": 1}},
+        "text": "two\nlines",
+        "path": Path("a/b"),
+        "none": None,
+        "nan": math.nan,
+        "inf": -math.inf,
+    }
+    before = dict(stats)
+    log.log_stats({"epoch": torch.tensor(1)}, valid_stats=stats)
+    assert stats.keys() == before.keys() and all(stats[key] is before[key] for key in stats)
+
+
+def test_verbose_says_it_too(log: TrainLogger, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="brainlib")
+    log.log_stats({"epoch": 1}, {"loss": 0.5})
+    assert caplog.records == []
+    log.log_stats({"epoch": 2}, {"loss": 0.5}, verbose=True)
+    assert [record.getMessage() for record in caplog.records] == ["epoch: 2 - train loss: 0.50"]
+
+
+def test_it_may_be_closed_twice_and_used_again(log: TrainLogger) -> None:
+    log.close()
+    log.log_stats({"epoch": 1}, {"loss": 0.5})
+    log.close()
+    log.close()
+    log.log_stats({"epoch": 2}, {"loss": 0.5})
+
+
+def test_the_folder_may_be_moved_between_two_lines(make: Make, tmp_path: Path) -> None:
+    log = make(tmp_path)
+    log.log_stats({"epoch": 1}, {"loss": 0.5})
+    log.close()
+    if (tmp_path / "new").exists():
+        (tmp_path / "new").rename(tmp_path / "old")
+    log.log_stats({"epoch": 2}, {"loss": 0.5})
+    log.close()
+
+
+def test_nothing_is_left_running(make: Make, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    log = make(tmp_path)
+    log.log_stats({"epoch": 1}, {"loss": 0.5})
+    log.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_logger_of_ones_own_is_one_method() -> None:
+    log = Memory()
+    log.log_stats({"epoch": torch.tensor(1)}, {"loss": np.float64(0.5)}, test_stats={})
+    assert log.rows == [({"epoch": 1}, {"train": {"loss": 0.5}, "test": {}})]
+
+
+# ------------------------------------------------------------------------------------------------- a line for people
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_one_human_line_an_epoch(tmp_path: Path) -> None:
+    log = FileTrainLogger(tmp_path / "log.txt")
+    log.log_stats({"epoch": 3, "lr": 1e-3}, {"loss": 0.52}, {"loss": 0.614, "accuracy": 0.93})
+    log.log_stats({"epoch loaded": 3}, test_stats={"loss": 12.345, "note": "two\n lines"})
+    assert lines_of(log.save_file) == [
+        "epoch: 3, lr: 1.00e-03 - train loss: 0.52 - valid loss: 0.61, valid accuracy: 0.93",
+        "epoch loaded: 3 - test loss: 12.35, test note: two lines",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.00"),
+        (-0.5, "-0.50"),
+        (0.1, "0.10"),
+        (0.0999, "9.99e-02"),
+        (123.456, "123.46"),
+        (10_000.0, "1.00e+04"),
+        (-2e-7, "-2.00e-07"),
+        (7, "7"),
+        (12_345_678, "12345678"),
+        (True, "True"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        ([0.5, 1], "[0.50, 1]"),
+        ({"a": 0.5}, "{a: 0.50}"),
+        (None, "None"),
+    ],
+)
+def test_numbers_are_plain_where_they_are_ordinary(value: object, text: str, tmp_path: Path) -> None:
+    log = FileTrainLogger(tmp_path / "log.txt")
+    log.log_stats({"x": value})
+    assert lines_of(log.save_file) == [f"x: {text}"]
+
+
+def test_precision(tmp_path: Path) -> None:
+    log = FileTrainLogger(tmp_path / "log.txt", precision=4)
+    log.log_stats({"a": 0.98765, "b": 1e-5})
+    assert lines_of(log.save_file) == ["a: 0.9877, b: 1.0000e-05"]
+    with pytest.raises(
+        ValueError, match="precision=-1: give the number of digits after the point, 0 or more"
+    ):
+        FileTrainLogger(tmp_path / "log.txt", precision=-1)
+
+
+def test_a_torn_line_in_the_human_file_stays_alone(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("epoch: 1, lr: 1.0")
+    FileTrainLogger(tmp_path / "log.txt").log_stats({"epoch": 2})
+    assert lines_of(tmp_path / "log.txt") == ["epoch: 1, lr: 1.0", "epoch: 2"]
+
+
+# ------------------------------------------------------------------------------------------------ a line for programs
+
+
+def test_each_line_is_one_strict_json_object(tmp_path: Path) -> None:
+    log = JsonlLogger(tmp_path / "metrics.jsonl", clock=lambda: 12.3456)
+    log.log_stats({"epoch": 1, "lr": 1e-3}, {"loss": math.nan}, {"loss": -math.inf, "note": "zwölf\nlines"})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    (line,) = lines_of(log.path)
+    assert json.loads(line, parse_constant=refuse) == {
+        "epoch": 1,
+        "lr": 0.001,
+        "train": {"loss": "nan"},
+        "valid": {"loss": "-inf", "note": "zwölf\nlines"},
+        "time": 12.346,
+    }
+    (row,) = read_metrics(log.path)
+    assert math.isnan(row["train"]["loss"]) and row["valid"]["loss"] == -math.inf
+
+
+def test_floats_come_back_to_the_last_bit(tmp_path: Path) -> None:
+    log = JsonlLogger(tmp_path / "metrics.jsonl")
+    value = 0.1 + 0.2
+    log.log_stats({"epoch": 1}, {"loss": torch.tensor(value, dtype=torch.float64)})
+    assert read_metrics(log.path)[0]["train"]["loss"] == value
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"epoch": 2, "tra', b'{"epoch": 2, "note": "zw\xc3', b"\0\0\0\0", b"[1]", b"NaN"]
+)
+def test_a_torn_last_line_is_left_out_and_the_next_one_is_whole(
+    torn: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = JsonlLogger(tmp_path / "metrics.jsonl", clock=lambda: 0.0)
+    log.log_stats({"epoch": 1})
+    with open(log.path, "ab") as file:
+        file.write(torn)
+    assert [row["epoch"] for row in read_metrics(log.path)] == [1]
+    log.log_stats({"epoch": 2})
+    assert [row["epoch"] for row in read_metrics(log.path)] == [1, 2]
+    assert "metrics.jsonl: line 2 is not whole and is left out" in caplog.text
+
+
+def test_rows_of_one_epoch_can_be_merged(tmp_path: Path) -> None:
+    log = JsonlLogger(tmp_path / "metrics.jsonl", clock=lambda: 0.0)
+    log.log_stats({"epoch": 1}, {"loss": 3.0})
+    log.log_stats({"epoch": 2, "lr": 0.1}, {"loss": 2.5, "accuracy": 0.5})  # cut before it was saved
+    log.log_stats({"epoch": 2}, {"loss": 2.0}, {"loss": 2.1})
+    log.log_stats({"epoch loaded": 2}, test_stats={"loss": 9.0})
+    assert read_metrics(log.path, merge_by="epoch") == [
+        {"epoch": 1, "train": {"loss": 3.0}, "time": 0.0},
+        {"epoch": 2, "lr": 0.1, "train": {"loss": 2.0, "accuracy": 0.5}, "time": 0.0, "valid": {"loss": 2.1}},
+        {"epoch loaded": 2, "test": {"loss": 9.0}, "time": 0.0},
+    ]
+    assert len(read_metrics(log.path)) == 4
+    assert len(read_metrics(log.path, merge_by=("epoch", "lr"))) == 4
+
+
+def test_names_that_the_file_uses_itself(tmp_path: Path) -> None:
+    log = JsonlLogger(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match=r"stats_meta has the keys 'time', which metrics.jsonl uses itself"):
+        log.log_stats({"epoch": 1, "time": 12.0})
+    assert not log.path.exists()
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+# -------------------------------------------------------------------------------------------------------- TensorBoard
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_gets_scalars_by_epoch_also_after_a_restart(tmp_path: Path) -> None:
+    for epoch in (1, 2):
+        log = TensorboardLogger(tmp_path)  # a new process each time
+        log.log_stats({"epoch": epoch, "lr": 0.5}, {"loss": 1.0}, {"loss": 2.0, "classes": {"a": 0.25}})
+        log.close()
+    assert scalars(tmp_path) == {
+        "epoch": [(1, 1.0), (2, 2.0)],
+        "lr": [(1, 0.5), (2, 0.5)],
+        "loss/train": [(1, 1.0), (2, 1.0)],
+        "loss/valid": [(1, 2.0), (2, 2.0)],
+        "classes/a/valid": [(1, 0.25), (2, 0.25)],
+    }
+
+
+def test_tensorboard_places_by_step_then_epoch_then_call(tmp_path: Path) -> None:
+    log = TensorboardLogger(tmp_path)
+    log.log_stats({"step": 500, "epoch": 2}, {"a": 1.0})
+    log.log_stats({"Epoch loaded": 7}, test_stats={"b": 1.0})
+    log.log_stats({"note": "no number"}, test_stats={"c": 1.0})
+    log.close()
+    found = scalars(tmp_path)
+    assert [found[tag][0][0] for tag in ("a/train", "b/test", "c/test")] == [500, 7, 2]
+
+
+def test_a_killed_run_keeps_what_was_logged(tmp_path: Path) -> None:
+    log = TensorboardLogger(tmp_path)
+    log.log_stats({"epoch": 1}, {"loss": 1.0})
+    assert scalars(tmp_path)["loss/train"] == [(1, 1.0)]  # before it is closed
+    log.close()
+
+
+def test_without_tensorboard_it_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"needs tensorboard: pip install 'brainlib\[loggers\]'"):
+        TensorboardLogger(tmp_path)

@@ -27,8 +27,6 @@ help:
 
 demo: .venv/ready-demo
 	@$(IN) recipes/digits/train.py hparams/digits/cnn.yaml --output_folder "$(OUT)" $(ARGS)
-	@echo 'Pictures of this run:'
-	@for picture in "$(OUT)"/*.png; do echo "  $$picture"; done
 
 test: .venv/ready-test
 	@$(IN) -m pytest --durations=15 $(ARGS)

@@ -36,6 +36,7 @@ from brainlib.data.transfer import to_device
 from brainlib.distributed.world import World
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
+from brainlib.fit_scope import FitScope
 from brainlib.hparams import HParams
 from brainlib.options import RunOptions
 from brainlib.precision import autocast_context, make_scaler
@@ -48,15 +49,15 @@ from brainlib.update.loss_check import check_loss
 from brainlib.update.loss_weight import num_items
 from brainlib.update.optimizers import Optimizers
 from brainlib.update.parameter_groups import without_vector_decay
-from brainlib.update.watch import OptimizerWatch
 from brainlib.update.window import Window
 
 if TYPE_CHECKING:
-    from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
+    from brainlib.checkpoint.checkpointer import Checkpointer
 
 __all__ = ["Brain"]
 
 _ALL_ALIKE: AbstractContextManager[None] = nullcontext()
+_NO_EPOCH = object()
 
 
 class Brain:
@@ -127,8 +128,8 @@ class Brain:
         self.optimizers_dict: dict[str, Optimizer] = {}
         self.hparams = HParams(hparams, watch=[key for key, _ in RunOptions.resembling(map(str, hparams))])
         # Where the run stands, and what it must not lose
-        self._run = RunState(by_items=self._options.loss_average == "items")
-        self._outer_run = self._run  # in a fit within a hook: that of the fit round it
+        self._outer = FitScope(self._new_run())
+        self._scope = self._outer  # of the innermost fit: a hook may call fit
         self._seed: int | None = _seed_of(hparams)
         self._state = BrainState(self)
         self.checkpointer = checkpointer
@@ -140,26 +141,15 @@ class Brain:
         # What a fit leaves for the methods it calls
         self.should_step = False
         self._experiment = current_experiment()  # whose log this Brain writes into, whatever comes after it
+        self._fitting = False
         self._fits_done = 0  # outer fits finished by this process: the number of the next one
         self._prepared = False  # whether on_fit_start has done its once-a-Brain work
         self._ready = False  # whether the first fit has looked at the result
-        self._depth = 0  # fits within fits
-        self._watch = OptimizerWatch()
         self._custom_fit_batch = False
         self._weighted = False  # whether losses are scaled by their weights before they are summed
         self._max_grad_norm: float | None = self._options.max_grad_norm
-        self._updates_before = 0
-        self._eval_step: int | None = None  # batches of the running evaluation; None while training
-        self._closing = False  # whether a checkpoint taken now stands for a closed epoch
-        self._resumed: Checkpoint | None = None  # until the open epoch's on_stage_start has been run again
-        self._epoch_counter: Any = None
-        self._fingerprint: dict[str, int] = {}  # of the data that the open epoch is trained on
         self._loaded_counter: Any = None  # the state of the open fit's epoch counter, until that fit begins
         self._checkpoint_choice: Any = None
-        self._validate_now: Callable[[], float] = lambda: 0.0
-        self._is_last: Callable[[], bool] = lambda: (
-            False
-        )  # whether the batch in hand is the last of its epoch
         self._save_triggers: list[Trigger] = []
         self._optimizers = Optimizers()
         self._said: set[str] = set()
@@ -283,12 +273,12 @@ class Brain:
         if self._options.test_only:
             logger.info("fit: skipped, because the option test_only is set")
             return
-        with self._numbered_fit(epoch_counter) as run:
+        with self._numbered_fit(epoch_counter) as scope:
             train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
             self.on_fit_start()
             self._settle_in()
-            for epoch in self._open_epochs(epoch_counter, run, train):
+            for epoch in self._open_epochs(epoch_counter, scope, train):
                 train_loss = self._fit_train(train, valid, epoch, progressbar)
                 valid_loss = (
                     None if valid is None else self._fit_valid(valid, epoch, progressbar, closing=True)
@@ -299,7 +289,7 @@ class Brain:
         self, train: BatchSource, valid: BatchSource | None, epoch: Any, progressbar: bool | None
     ) -> float:
         """One epoch of training, from the batch at which the run stands. All ranks."""
-        run = self._run
+        run = self._scope.run
         self.modules.train()  # before the hook: what the hook freezes stays frozen
         self.on_stage_start(Stage.TRAIN, epoch)
         self._replay_resumed()
@@ -308,7 +298,9 @@ class Brain:
             self._optimizers.drop_gradients()
 
         batches, window, total = self._open_data(train)
-        self._validate_now = lambda: self._fit_valid(valid, epoch, progressbar) if valid is not None else 0.0
+        self._scope.validate_now = lambda: (
+            self._fit_valid(valid, epoch, progressbar) if valid is not None else 0.0
+        )
         read_loss, trained = run.loss.value, run.step
         with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
             try:
@@ -323,7 +315,7 @@ class Brain:
                         break
                     bar.advance(read_loss)
             except BaseException:
-                if run.step != trained and run.micro and not run.recorded and not self._watch.stepped:
+                if run.step != trained and run.micro and not run.recorded and not self._scope.watch.stepped:
                     run.return_batch()  # not trained on: the same call made again begins with it
                     if run.micro == 0:
                         self._optimizers.drop_gradients()
@@ -342,7 +334,7 @@ class Brain:
         Overriding it is ordinary (GANs do). Resume, counters and the guard against non-finite gradients hold all the
         same, because they look at the optimizers. An override may return a tensor, a float or an int.
         """
-        run, should_step = self._run, self.should_step
+        run, should_step = self._scope.run, self.should_step
         self.on_fit_batch_start(batch, should_step)
         with self.no_sync(not should_step):
             with self.training_ctx:
@@ -367,7 +359,7 @@ class Brain:
 
     def optimizers_step(self) -> None:
         """One update: unscale → norm → finite? → one multiply (window weight × clip) → step → scaler → count → zero."""
-        run, scaler, optimizers = self._run, self.scaler, self._optimizers
+        run, scaler, optimizers = self._scope.run, self.scaler, self._optimizers
         steppable = self.freeze_optimizers(self.optimizers_dict or optimizers.found)
         active = optimizers.gradients_of(steppable.values())
         scale = 1.0 / run.weight if self._weighted and run.recorded else 1.0
@@ -383,10 +375,10 @@ class Brain:
         if finite_losses and all(map(math.isfinite, norms)):
             for each in active:
                 each.scale(self._max_grad_norm)
-            self._watch.trusted = True  # checked already, whoever watches
+            self._scope.watch.trusted = True  # checked already, whoever watches
             for each in active:
                 scaler.step(each.optimizer)
-            self._watch.trusted = False
+            self._scope.watch.trusted = False
             run.commit_window(stepped=bool(active))
         else:
             run.skip_window()
@@ -402,10 +394,10 @@ class Brain:
 
     def _after_window(self) -> bool:
         """What is due after an update, in this order; returns whether the update limit ends training. All ranks."""
-        run = self._run
+        run = self._scope.run
         if self._profiler is not None:
             self._profiler.step()
-        if self._depth > 1:  # an inner fit is part of somebody's hook: it saves nothing and is not limited
+        if self._scope.inner:  # an inner fit is part of somebody's hook: it saves nothing and is not limited
             return False
         if self._extensions:
             self._extensions.fire(self)
@@ -423,9 +415,9 @@ class Brain:
 
     def _close_epoch(self, epoch: Any, train_loss: float, valid_loss: float | None) -> None:
         """The epoch is over: count it, tell everybody, and commit it unless a hook has done so. All ranks."""
-        run = self._run
+        run = self._scope.run
         run.close_epoch()
-        if self._depth > 1:
+        if self._scope.inner:
             return
         meta = {"epoch": epoch, "optimizer_step": run.optimizer_step}
         for log in self.loggers:
@@ -480,7 +472,7 @@ class Brain:
         mean, total, limit = RunningMean(), source.num_batches, self._batch_limit(stage)
         by_items = self._options.loss_average == "items"
         giver = "evaluate_batch" if self._overridden("evaluate_batch") else "compute_objectives"
-        self._eval_step = 0
+        self._scope.eval_step = 0
         self.on_stage_start(stage, epoch)
         self.modules.eval()
         with torch.no_grad():
@@ -489,15 +481,15 @@ class Brain:
             batches = islice(source.read(self._run_seed(), 0), limit)
             with self._progress.bar(stage.name.lower(), total, 0, self._shows(progressbar)) as bar:
                 for batch in self._on_device(batches):
-                    self._eval_step += 1
+                    self._scope.eval_step += 1
                     loss = self.evaluate_batch(batch, stage)
                     if not isinstance(loss, (float, int)):
                         check_loss(loss, f"{giver} of {type(self).__name__}", needs_graph=False)
                     mean.add(loss, self._weight(batch, stage) if by_items else 1.0)
                     bar.advance(mean.value)
-            if self._eval_step == 0:
-                raise ValueError(source.empty_message(self._run.epoch))
-            self._eval_step = 0
+            if self._scope.eval_step == 0:
+                raise ValueError(source.empty_message(self._scope.run.epoch))
+            self._scope.eval_step = 0
             with self._closing_epoch(closing):
                 self.on_stage_end(stage, mean.value(), epoch)
         return mean.value()
@@ -602,7 +594,7 @@ class Brain:
         Nothing has to call it: an update with a non-finite gradient or loss is skipped and counted in any case.
         """
         if not bool(torch.isfinite(loss.detach()).all()):
-            self._run.skip_window(closes=False)
+            self._scope.run.skip_window(closes=False)
             self._check_patience()
 
     def check_gradients(self, loss: Tensor | None = None) -> bool:
@@ -632,35 +624,35 @@ class Brain:
     @property
     def run_state(self) -> RunState:
         """Every counter of the run. To be read."""
-        return self._run
+        return self._scope.run
 
     @property
     def step(self) -> int:
         """Batches of the current stage so far, the one in hand included."""
-        return self._run.step if self._eval_step is None else self._eval_step
+        return self._scope.run.step if self._scope.eval_step is None else self._scope.eval_step
 
     @property
     def optimizer_step(self) -> int:
         """Updates of the whole run: windows in which some optimizer stepped."""
-        return self._run.optimizer_step
+        return self._scope.run.optimizer_step
 
     @optimizer_step.setter
     def optimizer_step(self, value: int) -> None:  # recipes with a fit_batch of their own count it themselves
-        self._run.optimizer_step = value
+        self._scope.run.optimizer_step = value
 
     @property
     def avg_train_loss(self) -> float:
         """Weighted mean of the open epoch's training loss over the updates made so far."""
-        return self._run.loss.value()
+        return self._scope.run.loss.value()
 
     @property
     def nonfinite_count(self) -> int:
         """Updates of the open epoch that were skipped because a loss or gradient was not finite."""
-        return self._run.nonfinite_in_epoch
+        return self._scope.run.nonfinite_in_epoch
 
     @nonfinite_count.setter
     def nonfinite_count(self, value: int) -> None:
-        self._run.nonfinite_in_epoch = value
+        self._scope.run.nonfinite_in_epoch = value
 
     def __getattr__(self, name: str) -> Any:
         """The value of an option, where neither the Brain nor the user has an attribute of that name."""
@@ -674,8 +666,8 @@ class Brain:
     # ------------------------------------------------------------------------------------------------------------
 
     def found_recoverables(self) -> dict[str, Any]:
-        """What a checkpoint holds of this Brain, by name: asked anew at each save and load, since hooks "
-        "may add to it.
+        """What a checkpoint holds of this Brain, by name: asked anew at each save and load, since hooks
+        may add to it.
         """
         found: dict[str, Any] = {"brain": self._state, **dict(self.modules.items())}
         for name, value in self.__dict__.items():
@@ -692,61 +684,58 @@ class Brain:
 
     def counters(self) -> dict[str, int]:
         """Where the run stands, as it is written into a manifest."""
-        fit, epoch, step = self._outer_run.point(self._closing)
-        return {"fit": fit, "epoch": epoch, "step": step, "optimizer_step": self._outer_run.optimizer_step}
+        fit, epoch, step = self._outer.run.point(self._scope.closing)
+        return {"fit": fit, "epoch": epoch, "step": step, "optimizer_step": self._outer.run.optimizer_step}
 
     def closes_epoch(self) -> bool:
         """Whether a checkpoint taken now stands for a closed epoch: in the last hook of it, and between epochs."""
-        return self._closing or self._outer_run.step == 0
+        return self._scope.closing or self._outer.run.step == 0
 
     # ------------------------------------------------------------------------------------------------------------
     # A fit: its number, its start, its epochs
     # ------------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _numbered_fit(self, epoch_counter: Iterable[Any]) -> Iterator[RunState]:
-        """The counters of this fit. An outer fit has a number, and keeps it until it is finished; a fit inside a hook
-        has counters of its own and leaves those of the outer one alone.
+    def _numbered_fit(self, epoch_counter: Iterable[Any]) -> Iterator[FitScope]:
+        """The scope of this fit. An outer fit has a number, and keeps it until it is finished; one inside a hook has
+        counters of its own and leaves those of the outer one alone.
         """
-        if self._depth:
-            kept = self._run, self.should_step, self._eval_step, self._epoch_counter, self._closing
-            kept_rest = self._resumed, self._validate_now, self._updates_before, self._fingerprint
-            self._run = RunState(by_items=self._options.loss_average == "items")
-            self._closing, self._eval_step, self._resumed = False, None, None
-            watch, self._watch = self._watch, OptimizerWatch()
-        self._depth += 1
-        self._epoch_counter = epoch_counter
-        started = False
-        try:
-            if self._depth == 1:
-                if self._profiler is not None:
-                    self._profiler.start()
-                started = True
-            with (
-                torch.inference_mode(False),
-                torch.enable_grad(),
-            ):  # a hook of a validation may call fit, inside no_grad
-                yield self._run
-            if self._depth == 1:
+        # A hook of a validation may call fit, inside no_grad.
+        with in_experiment(self._experiment), torch.inference_mode(False), torch.enable_grad():
+            if self._fitting:
+                outside, self._scope = (self._scope, self.should_step), FitScope(self._new_run(), inner=True)
+                try:
+                    yield self._scope
+                finally:
+                    self._scope, self.should_step = outside
+                return
+            self._fitting, self._outer.epoch_counter = True, epoch_counter
+            try:
+                with self._profiling():
+                    yield self._outer
                 self._fits_done += 1
                 warn_of_unread_keys(self.hparams.unread())
                 self.hparams.forget_unread()
-        except BaseException as error:
-            if self._depth == 1 and self._extensions:
+            except BaseException as error:
                 self._extensions.on_error(self, error)
-            raise
+                raise
+            finally:
+                self._fitting, self._outer.epoch_counter = False, None
+                self._extensions.close(self)
+
+    @contextmanager
+    def _profiling(self) -> Iterator[None]:
+        if self._profiler is None:
+            yield
+            return
+        self._profiler.start()
+        try:
+            yield
         finally:
-            self._depth -= 1
-            if self._depth:
-                self._run, self.should_step, self._eval_step, self._epoch_counter, self._closing = kept
-                self._resumed, self._validate_now, self._updates_before, self._fingerprint = kept_rest
-                self._watch = watch
-            else:
-                self._epoch_counter = None
-                if started and self._profiler is not None:
-                    self._profiler.stop()
-                if self._extensions:
-                    self._extensions.close(self)
+            self._profiler.stop()
+
+    def _new_run(self) -> RunState:
+        return RunState(by_items=self._options.loss_average == "items")
 
     def _settle_in(self) -> None:
         """After on_fit_start: look at what it made and loaded, and say how this fit starts."""
@@ -760,71 +749,77 @@ class Brain:
         if self._seed is None:
             self._seed = draw_seed()
         say_how(self.modules, self.device, self._options, self._seed)
-        say_from_where(self._run, newest, self.checkpointer)
+        say_from_where(self._scope.run, newest, self.checkpointer)
         self._save_triggers = self._make_save_triggers()
         if self.checkpointer is not None:
             warn_of_unsaved(self, self.checkpointer)
         if newest is not None:
             self._state.restore_generators()
-            if self._run.step > 0:
-                self._resumed = newest
+            if self._scope.run.step > 0:
+                self._scope.resumed = newest
         warn_of_shadowed_options(self.__dict__, self._own_names, self._options)
 
-    def _open_epochs(self, epoch_counter: Iterable[Any], run: RunState, train: BatchSource) -> Iterator[Any]:
+    def _open_epochs(
+        self, epoch_counter: Iterable[Any], scope: FitScope, train: BatchSource
+    ) -> Iterator[Any]:
         """The epochs that are not closed yet; says so when there is none."""
-        if self._depth == 1:
-            number = self._fits_done
-            if run.fit > number:
-                logger.info(
-                    "fit %d of this script was finished before the checkpoint was made: nothing to do", number
-                )
-                if hasattr(epoch_counter, "seek"):
-                    epoch_counter.seek(max(epoch_counter.current, epoch_counter.limit))  # type: ignore[attr-defined]
-                return
-            if run.fit < number:
-                run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
-            elif self._loaded_counter is not None and hasattr(epoch_counter, "load_state_dict"):
-                epoch_counter.load_state_dict(self._loaded_counter)
-            self._loaded_counter = None
-            self._check_fingerprint(train)
-            self._extensions.start(self)
-            for trigger in self._save_triggers:
-                trigger.start(self)
-        else:
-            run.begin_fit(self._fits_done, epoch_start=getattr(epoch_counter, "current", 0))
+        run = scope.run
+        if not self._take_place(epoch_counter, scope, train):
+            return
         if hasattr(epoch_counter, "seek"):
             epoch_counter.seek(run.epoch_start + run.epoch)
             epochs = iter(epoch_counter)
         else:
             epochs = islice(epoch_counter, run.epoch, None)
-        limited = (
-            self._limit_reached(run) and run.step == 0
-        )  # an open epoch still has its end and its validation
+        if self._options.debug:
+            epochs = islice(epochs, max(self._options.debug_epochs - run.epoch, 0))
+        started = run.step > 0  # an open epoch still has its end and its validation, also at the limit
         any_open = False
-        while not limited and not (self._options.debug and run.epoch >= self._options.debug_epochs):
-            epoch = next(epochs, epochs)
-            if epoch is epochs:
+        while started or not self._limit_reached(run):
+            epoch = next(epochs, _NO_EPOCH)
+            if epoch is _NO_EPOCH:
                 break
-            any_open = True
+            started, any_open = False, True
             yield epoch
-            limited = self._limit_reached(run)
         if not any_open:
             say_finished(epoch_counter, run, self._limit_reached(run))
+
+    def _take_place(self, epoch_counter: Any, scope: FitScope, train: BatchSource) -> bool:
+        """Begin this fit, or go on where it was interrupted; False if it was finished before the checkpoint was made."""
+        run, number = scope.run, self._fits_done
+        if not scope.inner and run.fit > number:
+            logger.info(
+                "fit %d of this script was finished before the checkpoint was made: nothing to do", number
+            )
+            if hasattr(epoch_counter, "seek"):
+                epoch_counter.seek(max(epoch_counter.current, epoch_counter.limit))
+            return False
+        if scope.inner or run.fit < number:
+            run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
+        elif self._loaded_counter is not None and hasattr(epoch_counter, "load_state_dict"):
+            epoch_counter.load_state_dict(self._loaded_counter)
+        if not scope.inner:
+            self._loaded_counter = None
+            self._check_fingerprint(train)
+            self._extensions.start(self)
+            for trigger in self._save_triggers:
+                trigger.start(self)
+        return True
 
     def _replay_resumed(self) -> None:
         """The open epoch's on_stage_start has been run again, as at the cut epoch's start: what it did to the state is
         undone by applying the saved state once more, also to what it created.
         """
-        if self._resumed is not None:
+        if self._scope.resumed is not None:
             assert self.checkpointer is not None
-            self.checkpointer.load_checkpoint(self._resumed)
-            self._resumed = None
+            self.checkpointer.load_checkpoint(self._scope.resumed)
+            self._scope.resumed = None
             self._state.restore_generators()
         self._optimizers.find(self.__dict__, self.optimizers_dict)
 
     def _open_data(self, train: BatchSource) -> tuple[Iterator[Any], Window, int | None]:
         """The batches from where the run stands, the window over them, and how many there are in the epoch."""
-        run, limit, total = self._run, self._batch_limit(Stage.TRAIN), train.num_batches
+        run, limit, total = self._scope.run, self._batch_limit(Stage.TRAIN), train.num_batches
         batches = train.read(self._run_seed(), run.epoch_start + run.epoch, run.step)
         if self._limit_reached(run):
             batches = iter(())
@@ -832,23 +827,23 @@ class Brain:
             batches = islice(batches, max(limit - run.step, 0))
             total = min(limit, total if total is not None else limit)
         factor = self._options.grad_accumulation_factor
-        self._updates_before = run.optimizer_step
-        self._watch.clear()
+        self._scope.updates_before = run.optimizer_step
+        self._scope.watch.clear()
         if train.num_batches is not None:
-            self._is_last = lambda: run.step == total or self._limit_reached(run)
+            self._scope.is_last = lambda: run.step == total or self._limit_reached(run)
             return self._on_device(batches), Window(factor, last=total), total
         ahead = Lookahead(batches)
-        self._is_last = lambda: run.step == limit or self._limit_reached(run) or ahead.is_last()
+        self._scope.is_last = lambda: run.step == limit or self._limit_reached(run) or ahead.is_last()
         return self._on_device(ahead), Window(factor, last=limit, is_last=ahead.is_last), total
 
     def _run_seed(self) -> int:
-        """The seed of a fit's data order. The first fit's is the seed of the run; later and inner fits "
-        "derive theirs.
+        """The seed of a fit's data order. The first fit's is the seed of the run; later and inner fits
+        derive theirs.
         """
         seed = self._seed or 0
-        if self._depth > 1:
-            return derive(seed, "inner", *self._outer_run.point())
-        return seed if self._run.fit <= 0 else derive(seed, "fit", self._run.fit)
+        if self._scope.inner:
+            return derive(seed, "inner", *self._outer.run.point())
+        return seed if self._scope.run.fit <= 0 else derive(seed, "fit", self._scope.run.fit)
 
     # ------------------------------------------------------------------------------------------------------------
     # A window whose fit_batch is the user's
@@ -860,7 +855,7 @@ class Brain:
         if not self._custom_fit_batch:
             yield
             return
-        with self._watch.attached(self._optimizers.found.values()):
+        with self._scope.watch.attached(self._optimizers.found.values()):
             yield
 
     def _settle(self, loss: Any, batch: Any, closes: bool) -> bool:
@@ -868,19 +863,19 @@ class Brain:
 
         Returns whether an update was made or refused, or the window closes: whether there is something to follow up.
         """
-        run, watch = self._run, self._watch
+        run, watch = self._scope.run, self._scope.watch
         if not run.recorded:
             run.record(self._returned_loss(loss), self._weight(batch, Stage.TRAIN))
         if run.verdict is None:
             if watch.refused and not watch.stepped:
                 run.skip_window(closes)
             elif watch.stepped or closes:
-                counted_by_user = run.optimizer_step != self._updates_before
+                counted_by_user = run.optimizer_step != self._scope.updates_before
                 finite = run.finite_pending() and not watch.refused
                 run.commit_window(watch.stepped and not counted_by_user, finite, closes)
             else:
                 return False
-        self._updates_before = run.optimizer_step
+        self._scope.updates_before = run.optimizer_step
         watch.clear()
         if run.nonfinite_in_a_row:
             self._check_patience()
@@ -922,7 +917,7 @@ class Brain:
         return self.scaler.scale(loss) if self.scaler.is_enabled() else loss
 
     def _check_patience(self) -> None:
-        run, patience = self._run, self._options.nonfinite_patience
+        run, patience = self._scope.run, self._options.nonfinite_patience
         logger.warning(
             "update skipped: a loss or gradient was not finite (batch %d of the epoch, %d in a row, %d in all)",
             run.step,
@@ -940,7 +935,7 @@ class Brain:
     def _limit_reached(self, run: RunState) -> bool:
         """Whether the run has made all its updates; a fit in a hook is not limited."""
         limit = self._options.optimizer_step_limit
-        return limit is not None and self._depth == 1 and run.optimizer_step >= limit
+        return limit is not None and not self._scope.inner and run.optimizer_step >= limit
 
     def _batch_limit(self, stage: Stage) -> int | None:
         options = self._options
@@ -982,21 +977,21 @@ class Brain:
     @contextmanager
     def _closing_epoch(self, closing: bool) -> Iterator[None]:
         """Inside, a checkpoint stands for the closed epoch: this hook is the last that it has."""
-        kept, self._closing = self._closing, closing and self._depth == 1
+        kept, self._scope.closing = self._scope.closing, closing and not self._scope.inner
         try:
             yield
         finally:
-            self._closing = kept
+            self._scope.closing = kept
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         """Training modes of all modules, and the count of the stage, come back as they were."""
         modes = [(module, module.training) for module in self.modules.modules()]
-        kept = self._eval_step
+        kept = self._scope.eval_step
         try:
             yield
         finally:
-            self._eval_step = kept
+            self._scope.eval_step = kept
             for module, training in modes:
                 module.training = training
 
@@ -1056,21 +1051,21 @@ class Brain:
         @make_extension(trigger=(every, "step"), name=MID_EPOCH_VALIDATION, priority=300)
         def validate(brain: Brain) -> None:
             # Where the epoch ends here, its own validation follows; where it is closed, that has just been.
-            if brain._run.step and not brain._is_last():
-                brain._validate_now()
+            if brain._scope.run.step and not brain._scope.is_last():
+                brain._scope.validate_now()
 
         return (validate,)
 
     def _check_fingerprint(self, train: BatchSource) -> None:
         """Inside an epoch, a position means the same only in the same data."""
-        run, before, now = self._run, self._fingerprint, train.fingerprint()
+        run, before, now = self._scope.run, self._scope.fingerprint, train.fingerprint()
         if run.step and before != now:
             raise ValueError(
                 f"the training data changed in the middle of epoch {run.epoch + 1} of fit {run.fit} (batch {run.step} "
                 f"was the last): it had {before}, now it has {now}. Go on with the same data and batch size, or start "
                 "a new output folder from these weights."
             )
-        self._fingerprint = now
+        self._scope.fingerprint = now
 
     def _say_once(self, what: str, message: str) -> None:
         if what not in self._said:

@@ -37,14 +37,14 @@ class BrainState:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as it will be at the resume point that a checkpoint taken now carries."""
         brain = self._brain
-        run, closed = brain._outer_run, brain._closing
+        run, closed = brain._outer.run, brain._outer.closing
         self.saved_point = run.point(closed)
         return {
             "version": _VERSION,
             "seed": brain._seed,
             "run": run.state_dict(closed),
-            "data": brain._fingerprint,
-            "epoch_counter": _state_of(brain._epoch_counter),
+            "data": brain._outer.fingerprint,
+            "epoch_counter": _state_of(brain._outer.epoch_counter),
             "extensions": brain._extensions.state_dict(),
             "gradients": {} if closed else pending_gradients(brain),
             "extra": brain.get_extra_state(),
@@ -60,7 +60,7 @@ class BrainState:
                 f"version {_VERSION}. Continue the run with the brainlib that wrote it, or start from its "
                 f"weights alone."
             )
-        brain._outer_run.load_state_dict(state["run"])
+        brain._outer.run.load_state_dict(state["run"])
         if brain._seed is not None and state["seed"] != brain._seed:
             logger.warning(
                 "the checkpoint was made with seed %s, this start asks for seed %s: going on with %s, so "
@@ -70,7 +70,7 @@ class BrainState:
                 state["seed"],
             )
         brain._seed = state["seed"]
-        brain._fingerprint = state["data"]
+        brain._outer.fingerprint = state["data"]
         brain._loaded_counter = state[
             "epoch_counter"
         ]  # of the fit that is open: the one that starts may be an earlier one
@@ -82,7 +82,7 @@ class BrainState:
         put_gradients(brain, state["gradients"])
         brain.set_extra_state(state["extra"])
         self._generators = state["generators"]
-        self.saved_point = brain._outer_run.point()
+        self.saved_point = brain._outer.run.point()
         self.loaded = True
 
     def restore_generators(self) -> None:
@@ -105,12 +105,12 @@ def warn_of_unsaved(brain: Brain, checkpointer: Checkpointer) -> None:
         f"hparams.{key} ({type(value).__name__})"
         for key, value in vars(brain.hparams).items()
         if has_state(value) and not any(value is each for each in saved) and not _covered(value, held)
-        if value is not checkpointer and value is not brain._epoch_counter
+        if value is not checkpointer and value is not brain._outer.epoch_counter
     ]
     if lost:
         logger.warning(
-            "no checkpoint holds %s, and a resumed run will not have it: put modules into `modules`, make other objects "
-            "attributes of the Brain, or register them with checkpointer.add_recoverable(name, object)",
+            "no checkpoint holds %s, and a resumed run will not have it: put modules into `modules`, make other "
+            "objects attributes of the Brain, or register them with checkpointer.add_recoverable(name, object)",
             ", ".join(lost),
         )
 

@@ -143,13 +143,15 @@ def _json_exact(value: Any) -> bool:
     kind = type(value)
     if value is None or kind in (bool, int):
         return True
-    if kind is str:
-        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)  # JSON joins halves
+    if kind is str:  # JSON joins the halves of a surrogate pair
+        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
     if kind is float:
         return math.isfinite(value)
     if kind is list:
         return all(_json_exact(item) for item in value)
-    return kind is dict and all(type(key) is str and _json_exact(key) and _json_exact(item) for key, item in value.items())
+    return kind is dict and all(
+        type(k) is str and _json_exact(k) and _json_exact(v) for k, v in value.items()
+    )
 
 
 def write_torch(state: Any, file: SummedFile) -> None:

@@ -69,7 +69,10 @@ def current_experiment() -> Path | None:
     A thread that was not given a context belongs to the only active experiment of the process or, if there are several,
     to none. Hand it one with ``contextvars.copy_context().run``.
 
-    >>> current_experiment() is None
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with in_experiment(folder):
+    ...         current_experiment() == Path(folder).resolve()
     True
     """
     folder = _current.get() or getattr(_of_thread, "folder", None)

@@ -69,8 +69,8 @@ class DigitsBrain(bl.Brain):
         )
 
     def on_fit_start(self) -> None:
+        super().on_fit_start()  # makes the optimizer, and goes on from the newest checkpoint if there is one
         self.started = time.monotonic()
-        super().on_fit_start()  # goes on from the newest checkpoint, if there is one
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         self.num_right[stage] = torch.tensor(0, device=self.device)

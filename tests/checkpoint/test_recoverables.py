@@ -258,8 +258,7 @@ def test_groups_that_are_divided_differently_are_an_error(tmp_path: Path) -> Non
     )
     assert (
         "divided differently: group 0 here holds parameters of group 0 there; "
-        "group 1 here holds parameters of group 0, 1"
-        in message
+        "group 1 here holds parameters of group 0, 1" in message
     )
     message = refused(tmp_path, net=net, optimizer=torch.optim.Adam(net.parameters()))
     assert "the checkpoint has 2 parameter groups and this optimizer 1" in message
@@ -536,8 +535,7 @@ def test_another_kind_under_the_same_name(tmp_path: Path) -> None:
     message = refused(tmp_path, x=linear())
     assert (
         "recoverable 'x' (torch.nn.modules.linear.Linear): the checkpoint holds a generator (torch._C.Generator) "
-        "under this name"
-        in message
+        "under this name" in message
     )
 
 

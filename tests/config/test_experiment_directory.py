@@ -28,6 +28,7 @@ rate: !new:fractions.Fraction
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
+    end_experiment()  # of whoever came before
     handlers = list(logger.handlers)
     yield
     end_experiment()

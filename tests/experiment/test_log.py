@@ -19,6 +19,7 @@ from brainlib.experiment import current_experiment, end_experiment, experiment_l
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
+    end_experiment()  # of whoever came before
     handlers = list(logger.handlers)
     yield
     end_experiment()

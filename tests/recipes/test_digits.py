@@ -111,6 +111,7 @@ def test_the_command_of_the_readme_reaches_the_accuracy_it_promises(tmp_path: Pa
     ("name", "floor", "arguments"),
     [
         ("softmax", 0.60, []),
+        ("softmax", 0.50, ["--augment", "!new:augment.RandomAffine {degrees: 8, scale: 0.1, shift: 0.06}"]),
         ("mlp", 0.20, []),
         ("mlp", 0.20, ["--loss", "!new:losses.SquaredError", "--number_of_epochs", "8"]),
         ("mlp", 0.20, ["--optimizer", "!name:torch.optim.SGD {lr: 0.3}"]),
@@ -120,7 +121,18 @@ def test_the_command_of_the_readme_reaches_the_accuracy_it_promises(tmp_path: Pa
         ("mlp", 0.20, ["--train_loader", "{batch_size: 64, shuffle: True, num_workers: 1}"]),
         ("cnn", 0.20, ["--augment", "null", "--watch_test", "false"]),
     ],
-    ids=["softmax", "mlp", "squared-error", "sgd", "momentum", "adagrad", "l2", "workers", "no-augment"],
+    ids=[
+        "softmax",
+        "augment",
+        "mlp",
+        "squared-error",
+        "sgd",
+        "momentum",
+        "adagrad",
+        "l2",
+        "workers",
+        "no-augment",
+    ],
 )
 def test_each_choice_of_the_yaml_trains(
     recipe: Callable[..., int], tmp_path: Path, name: str, floor: float, arguments: list[str]

@@ -1,0 +1,36 @@
+"""What belongs to one fit. A fit inside a hook gets one of its own, and the outer one's is put back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from brainlib.run_state import RunState
+from brainlib.update.watch import OptimizerWatch
+
+if TYPE_CHECKING:
+    from brainlib.checkpoint.checkpointer import Checkpoint
+
+__all__ = ["FitScope"]
+
+
+@dataclass
+class FitScope:
+    """The counters of a fit, and what its loop leaves for the methods it calls.
+
+    >>> FitScope(RunState()).inner
+    False
+    """
+
+    run: RunState
+    inner: bool = False  # a fit inside a hook: it saves nothing, logs nothing and is not limited
+    epoch_counter: Any = None
+    eval_step: int | None = None  # batches of the running evaluation; None while training
+    closing: bool = False  # whether a checkpoint taken now stands for a closed epoch
+    resumed: Checkpoint | None = None  # until the open epoch's on_stage_start has been run again
+    fingerprint: dict[str, int] = field(default_factory=dict)  # of the data that the open epoch is trained on
+    watch: OptimizerWatch = field(default_factory=OptimizerWatch)
+    updates_before: int = 0  # optimizer_step when the open window began
+    validate_now: Callable[[], float] = lambda: 0.0
+    is_last: Callable[[], bool] = lambda: False  # whether the batch in hand is the last of its epoch

@@ -43,7 +43,7 @@ format: .venv/ready-test
 
 bench: .venv/ready-test
 	@failed=; for script in benchmarks/*.py; do \
-	    echo "== $$script"; $(IN) "$$script" $(ARGS) || failed="$$failed $$script"; \
+	    echo "== $$script"; $(IN) "$$script" || failed="$$failed $$script"; \
 	done; test -z "$$failed" || { echo "Over the limit or failed:$$failed"; exit 1; }
 
 hooks: .venv/ready-test

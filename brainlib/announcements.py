@@ -19,6 +19,7 @@ __all__ = [
     "say_finished",
     "say_from_where",
     "say_how",
+    "say_what_differs",
     "warn_of_shadowed_options",
     "warn_of_unread_keys",
 ]
@@ -61,6 +62,18 @@ def say_from_where(run: RunState, loaded: Checkpoint | None, checkpointer: Check
         logger.info("resumed from %s: fit %d, %s, update %d", loaded.path, run.fit, where, run.optimizer_step)
     elif checkpointer is not None:
         logger.info("starting from scratch: there is no checkpoint in %s", checkpointer.checkpoints_dir)
+
+
+def say_what_differs(loaded: Checkpoint, now: dict[str, Any]) -> None:
+    """A resume where the torch build, the CPU, the threads, the optimizers or compile differ may differ in bits."""
+    before = loaded.environment
+    changed = [
+        f"{key} was {before[key]!r} and is {now[key]!r}"
+        for key in ("torch", "cpu", "threads", "optimizers", "compile")
+        if key in before and key in now and before[key] != now[key]
+    ]
+    if changed:
+        logger.warning("going on, but not to the same bits as without the restart: %s", "; ".join(changed))
 
 
 def say_finished(epoch_counter: Any, run: RunState, limit_reached: bool) -> None:

@@ -23,6 +23,7 @@ from brainlib.announcements import (
     say_finished,
     say_from_where,
     say_how,
+    say_what_differs,
     warn_of_shadowed_options,
     warn_of_unread_keys,
 )
@@ -206,8 +207,8 @@ class Brain:
         """
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
-        """Called by `evaluate` first: puts the weights of the wanted checkpoint in place. They are put "
-        "back afterwards.
+        """Called by `evaluate` first: puts the weights of the wanted checkpoint in place. They are put
+        back afterwards.
         """
         chosen = choose_checkpoint(self.checkpointer, self._checkpoint_choice, max_key, min_key)
         if chosen is not None:
@@ -424,9 +425,13 @@ class Brain:
             log.log_stats(meta, {"loss": train_loss}, None if valid_loss is None else {"loss": valid_loss})
         if self._extensions:
             self._extensions.fire(self)
-        if self.checkpointer is not None and self._state.saved_point != run.point():
+        if self.checkpointer is not None and not self._is_committed(self.checkpointer):
             losses = {"train_loss": train_loss} | ({} if valid_loss is None else {"valid_loss": valid_loss})
             self.checkpointer.save_checkpoint({**_plain_epoch(epoch), **losses}, reason="epoch")
+
+    def _is_committed(self, checkpointer: Checkpointer) -> bool:
+        """Whether the newest checkpoint of this process stands for where the run stands now."""
+        return checkpointer.written is not None and checkpointer.written.counters == self.counters()
 
     # ------------------------------------------------------------------------------------------------------------
     # The book: evaluation
@@ -573,8 +578,8 @@ class Brain:
         self.optimizers_dict = {"opt_class": self.optimizer}
 
     def freeze_optimizers(self, optimizers: dict[str, Optimizer]) -> dict[str, Optimizer]:
-        """The optimizers that take part in the coming update; all by default. The gradients of the others "
-        "are zeroed too.
+        """The optimizers that take part in the coming update; all by default. The gradients of the others
+        are zeroed too.
         """
         return optimizers
 
@@ -687,6 +692,14 @@ class Brain:
         fit, epoch, step = self._outer.run.point(self._scope.closing)
         return {"fit": fit, "epoch": epoch, "step": step, "optimizer_step": self._outer.run.optimizer_step}
 
+    def environment(self) -> dict[str, Any]:
+        """What else the bits of a run depend on: the forms of the optimizers, and whether modules are compiled."""
+        forms = {
+            name: f"{type(optimizer).__name__}{' fused' if optimizer.defaults.get('fused') else ''}"
+            for name, optimizer in self._optimizers.found.items()
+        }
+        return {"optimizers": forms, "compile": self._options.compile}
+
     def closes_epoch(self) -> bool:
         """Whether a checkpoint taken now stands for a closed epoch: in the last hook of it, and between epochs."""
         return self._scope.closing or self._outer.run.step == 0
@@ -745,18 +758,19 @@ class Brain:
         if self._ready:
             return
         self._ready = True
-        newest = self.checkpointer.newest() if self.checkpointer is not None and self._state.loaded else None
+        loaded = self.checkpointer.loaded if self.checkpointer is not None and self._state.loaded else None
         if self._seed is None:
             self._seed = draw_seed()
         say_how(self.modules, self.device, self._options, self._seed)
-        say_from_where(self._scope.run, newest, self.checkpointer)
+        say_from_where(self._scope.run, loaded, self.checkpointer)
         self._save_triggers = self._make_save_triggers()
         if self.checkpointer is not None:
             warn_of_unsaved(self, self.checkpointer)
-        if newest is not None:
+        if loaded is not None and self.checkpointer is not None:
+            say_what_differs(loaded, self.checkpointer.environment())
             self._state.restore_generators()
             if self._scope.run.step > 0:
-                self._scope.resumed = newest
+                self._scope.resumed = loaded
         warn_of_shadowed_options(self.__dict__, self._own_names, self._options)
 
     def _open_epochs(
@@ -785,7 +799,7 @@ class Brain:
             say_finished(epoch_counter, run, self._limit_reached(run))
 
     def _take_place(self, epoch_counter: Any, scope: FitScope, train: BatchSource) -> bool:
-        """Begin this fit, or go on where it was interrupted; False if it was finished before the checkpoint was made."""
+        """Begin this fit, or go on with it; False if it was finished before the checkpoint was made."""
         run, number = scope.run, self._fits_done
         if not scope.inner and run.fit > number:
             logger.info(

@@ -38,7 +38,6 @@ class BrainState:
         """Everything, as it will be at the resume point that a checkpoint taken now carries."""
         brain = self._brain
         run, closed = brain._outer.run, brain._outer.closing
-        self.saved_point = run.point(closed)
         return {
             "version": _VERSION,
             "seed": brain._seed,
@@ -82,7 +81,6 @@ class BrainState:
         put_gradients(brain, state["gradients"])
         brain.set_extra_state(state["extra"])
         self._generators = state["generators"]
-        self.saved_point = brain._outer.run.point()
         self.loaded = True
 
     def restore_generators(self) -> None:

@@ -87,8 +87,8 @@ def derive(*parts: int | str) -> int:
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of all process-wide generators as tensors, numbers and lists, so that the safe loader "
-    "reads them back.
+    """The states of all process-wide generators as tensors, numbers and lists, so that the safe loader
+    reads them back.
     """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)

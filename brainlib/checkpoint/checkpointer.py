@@ -153,6 +153,7 @@ class Checkpointer:
         self._owner: Owner | None = None
         self._world = World()
         self._loaded: Checkpoint | None = None
+        self._written: Checkpoint | None = None
         self._weights_only = False
         self._criterion: tuple[str, str] | None = None
         self._said: set[str] = set()
@@ -434,13 +435,14 @@ class Checkpointer:
                     time=manifest.now(),
                     criterion=criterion,
                     recoverables=saved,
-                    environment=self._environment(),
+                    environment=self.environment(),
                     world_size=self._world.size,
                 ),
                 self._stem(name, counters),
             )
         if name is not None:
             checkpoint = self._replace_namesakes(checkpoint, f"CKPT+{name}")
+        self._written = checkpoint
         logger.log(
             verbosity if reason == "user" else logging.DEBUG, "saved the checkpoint %s", checkpoint.path
         )
@@ -457,7 +459,7 @@ class Checkpointer:
             return f"step-{counters['optimizer_step']:08d}"
         return f"commit-{self._store.next_commit():08d}"
 
-    def _environment(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, Any]:
         """What exactness depends on; a trainer that knows more (compile, form of the optimizer) has `environment()`."""
         more = getattr(self._owner, "environment", None)
         return {**manifest.environment(), **(plain(more(), "environment") if callable(more) else {})}
@@ -495,6 +497,11 @@ class Checkpointer:
     def loaded(self) -> Checkpoint | None:
         """The checkpoint that was loaded last, which may be an older one than `newest` when that is damaged."""
         return self._loaded
+
+    @property
+    def written(self) -> Checkpoint | None:
+        """The checkpoint that this object wrote last; it may have been deleted since."""
+        return self._written
 
     def find_checkpoint(
         self,

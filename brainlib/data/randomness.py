@@ -1,10 +1,10 @@
 """What an item draws: a function of (seed, epoch, position in the epoch), whatever the worker and the history.
 
-A dataset that augments draws from the process-wide generators of Python, numpy and torch. Left alone, what it gets depends
-on which worker reads it and on what was read before, so that a resumed run sees other data. Here each item is read with all
-three generators freshly seeded from its place, and each collate call from the place of its batch. In the training process
-itself the generators are put back afterwards, and the fetch runs with one torch thread, as a worker's does: sums over long
-waves differ in the last bit between one thread and two.
+A dataset that augments draws from the process-wide generators of Python, numpy and torch. Left alone, what it
+gets depends on which worker reads it and on what was read before, so that a resumed run sees other data. Here each
+item is read with all three generators freshly seeded from its place, and each collate call from the place of its
+batch. In the training process itself the generators are put back afterwards, and the fetch runs with one torch
+thread, as a worker's does: sums over long waves differ in the last bit between one thread and two.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SeededDataset(Dataset[Any]):
 
 
 class SeededCollate:
-    """The user's collate function, seeded from the place of the batch's first item (or of the item, where none batches)."""
+    """The user's collate function, seeded from the place of the batch's first item."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate

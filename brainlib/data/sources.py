@@ -44,8 +44,8 @@ class BatchSource:
         self.num_batches = len(batches)
 
     def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The batches of epoch number `epoch` (counted from 0) from batch `start` on; `seed` decides a "
-        "shuffled order.
+        """The batches of epoch number `epoch` (counted from 0) from batch `start` on; `seed` decides a
+        shuffled order.
         """
         return islice(self._batches, start, None)
 

@@ -15,10 +15,10 @@ _SURELY_INSIDE = 1.0 - 1e-5
 class Gradients:
     """The gradients that one optimizer would apply: measured, then scaled.
 
-    The norm is the 2-norm over *all* parameter groups, and clipping multiplies by ``max_norm / (norm + 1e-6)`` held in a
-    tensor: the same operations as `torch.nn.utils.clip_grad_norm_`, hence the same bits. (A Python float as the factor
-    differs in the last bit in about a quarter of the cases: 79 of 300 measured.) Where the norm is surely inside,
-    the factor is 1 and the multiply is left out.
+    The norm is the 2-norm over *all* parameter groups, and clipping multiplies by ``max_norm / (norm + 1e-6)`` held
+    in a tensor: the same operations as `torch.nn.utils.clip_grad_norm_`, hence the same bits. (A Python float as the
+    factor differs in the last bit in about a quarter of the cases: 79 of 300 measured.) Where the norm is surely
+    inside, the factor is 1 and the multiply is left out.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2)); weight.grad = torch.tensor([3.0, 4.0])
     >>> gradients = Gradients(torch.optim.SGD([weight], 0.1))
@@ -52,13 +52,13 @@ class Gradients:
         return self._params
 
     def measure(self, scale: float = 1.0) -> float:
-        """Look at the gradients there are: the 2-norm of `scale` times them; 0.0 without gradients. Read on the host."""
+        """Look at the gradients there are: the 2-norm of `scale` times them, read on the host; 0.0 without any."""
         grads = self._grads = self.tensors()
         self._scale = scale
         if not grads:
             self._value = 0.0
             return 0.0
-        if self._plain and not any([grad.is_sparse for grad in grads]):
+        if self._plain and not any(grad.is_sparse for grad in grads):
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         else:
             dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]

@@ -22,7 +22,7 @@ LIMIT = 0.15  # seconds over `import torch`
 # What brainlib depends on, and two corners of torch that are dear enough to be imported only when chosen.
 MODULES = (
     "brainlib",
-    "numpy", "tqdm", "tqdm.notebook", "hyperpyyaml", "soundfile", "torchaudio",
+    "numpy", "tqdm", "tqdm.notebook", "hyperpyyaml", "ruamel.yaml", "soundfile", "torchaudio",
     "sklearn.datasets", "matplotlib.pyplot", "torch.utils.tensorboard", "nbclient",
     "torch.distributed.fsdp", "torch.distributed.checkpoint",
 )  # fmt: skip

@@ -46,6 +46,7 @@ from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, draw_seed, last_seed, preserved_generators
 from brainlib.stage import Stage
 from brainlib.triggers import Trigger, as_trigger
+from brainlib.update.buffers import Buffers
 from brainlib.update.loss_check import check_loss
 from brainlib.update.loss_weight import num_items
 from brainlib.update.optimizers import Optimizers
@@ -151,6 +152,7 @@ class Brain:
         self._max_grad_norm: float | None = self._options.max_grad_norm
         self._loaded_counter: Any = None  # the state of the open fit's epoch counter, until that fit begins
         self._checkpoint_choice: Any = None
+        self._norms: list[float] = []  # of the last update, one an optimizer, before clipping
         self._save_triggers: list[Trigger] = []
         self._optimizers = Optimizers()
         self._said: set[str] = set()
@@ -302,11 +304,13 @@ class Brain:
         self._scope.validate_now = lambda: (
             self._fit_valid(valid, epoch, progressbar) if valid is not None else 0.0
         )
-        read_loss, trained = run.loss.value, run.step
+        read_loss, keep_buffers, trained = run.loss.value, self._scope.buffers.keep, run.step
         with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
             try:
                 for batch in batches:
                     run.begin_batch()
+                    if run.micro == 1:
+                        keep_buffers()
                     self.should_step = closes = window.closes(run)
                     loss = self.fit_batch(batch)
                     if self._custom_fit_batch:
@@ -371,7 +375,7 @@ class Brain:
             ]  # the scaler refuses optimizers without gradients
             for each in active:
                 scaler.unscale_(each.optimizer)
-        norms = [each.measure(scale) for each in active]
+        self._norms = norms = [each.measure(scale) for each in active]
         finite_losses = run.finite_pending()
         if finite_losses and all(map(math.isfinite, norms)):
             for each in active:
@@ -383,6 +387,7 @@ class Brain:
             run.commit_window(stepped=bool(active))
         else:
             run.skip_window()
+            self._scope.buffers.put_back()
             if finite_losses and scaler.is_enabled():
                 run.nonfinite_in_a_row -= (
                     1  # the scaler looks for its scale: an overflow is its ordinary signal
@@ -651,6 +656,14 @@ class Brain:
         return self._scope.run.loss.value()
 
     @property
+    def grad_norm(self) -> float:
+        """2-norm of the gradients of the last update, before clipping, over all its optimizers; 0.0 before the first.
+
+        With a ``fit_batch`` of your own: of the last update that went through `optimizers_step`.
+        """
+        return math.hypot(*self._norms)
+
+    @property
     def nonfinite_count(self) -> int:
         """Updates of the open epoch that were skipped because a loss or gradient was not finite."""
         return self._scope.run.nonfinite_in_epoch
@@ -841,6 +854,7 @@ class Brain:
             batches = islice(batches, max(limit - run.step, 0))
             total = min(limit, total if total is not None else limit)
         factor = self._options.grad_accumulation_factor
+        self._scope.buffers = Buffers(self.modules)
         self._scope.updates_before = run.optimizer_step
         self._scope.watch.clear()
         if train.num_batches is not None:
@@ -883,6 +897,7 @@ class Brain:
         if run.verdict is None:
             if watch.refused and not watch.stepped:
                 run.skip_window(closes)
+                self._scope.buffers.put_back()
             elif watch.stepped or closes:
                 counted_by_user = run.optimizer_step != self._scope.updates_before
                 finite = run.finite_pending() and not watch.refused

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from brainlib.run_state import RunState
+from brainlib.update.buffers import Buffers
 from brainlib.update.watch import OptimizerWatch
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ class FitScope:
     resumed: Checkpoint | None = None  # until the open epoch's on_stage_start has been run again
     fingerprint: dict[str, int] = field(default_factory=dict)  # of the data that the open epoch is trained on
     watch: OptimizerWatch = field(default_factory=OptimizerWatch)
+    buffers: Buffers = field(
+        default_factory=lambda: Buffers(torch.nn.Module())
+    )  # as they were before the window
     updates_before: int = 0  # optimizer_step when the open window began
     validate_now: Callable[[], float] = lambda: 0.0
     is_last: Callable[[], bool] = lambda: False  # whether the batch in hand is the last of its epoch

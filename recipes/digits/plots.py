@@ -83,19 +83,20 @@ def plot_mistakes(
     """
     wrong = (labels != digits).nonzero().flatten()
     shown = wrong[confidences[wrong].argsort(descending=True, stable=True)][:most].tolist()
-    columns = 6
+    # All on one sheet, in cells that leave room for two lines of text above each image.
+    columns, size = 6, images.shape[-1]
     rows = max(1, -(-len(shown) // columns))
-    figure = Figure(figsize=(8.5, 1.7 * rows + 0.4), layout="constrained")
-    figure.suptitle(
-        f"The {len(shown)} surest of {len(wrong)} mistakes" if shown else "No mistakes on the test images",
-        fontsize=11,
-    )
-    for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        axes.set_axis_off()
-        if place < len(shown):
-            i = shown[place]
-            axes.imshow(images[i, 0], cmap="gray_r", vmin=0, vmax=1)
-            axes.set_title(
-                f"{int(labels[i])} read as {int(digits[i])}\n{float(confidences[i]):.0%} sure", fontsize=9
-            )
+    height, width = round(1.5 * size), round(1.25 * size)
+    sheet = torch.zeros(rows * height, columns * width)
+    figure = Figure(figsize=(8.5, 1.9 * rows + 0.5))
+    axes = figure.add_axes((0.01, 0.01, 0.98, 0.97 - 0.4 / (1.9 * rows + 0.5)))
+    for place, i in enumerate(shown):
+        bottom, left = (place // columns + 1) * height, place % columns * width + (width - size) // 2
+        sheet[bottom - size : bottom, left : left + size] = images[i, 0]
+        text = f"{int(labels[i])} read as {int(digits[i])}\n{float(confidences[i]):.0%} sure"
+        axes.text(left + size / 2 - 0.5, bottom - size - 0.8, text, ha="center", va="bottom", size=9)
+    axes.imshow(sheet, cmap="gray_r", vmin=0, vmax=1)
+    axes.set_axis_off()
+    title = f"The {len(shown)} surest of {len(wrong)} mistakes" if shown else "No mistakes on the test images"
+    figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=DPI)

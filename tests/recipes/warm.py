@@ -8,6 +8,7 @@ ended, its exit status (negative: the signal that killed it). `WarmScript` is th
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import runpy
@@ -91,17 +92,22 @@ def serve(script: str) -> None:
 
 def _warm_up() -> None:
     """Import what takes seconds. No thread may be running when the process forks, so torch gets one thread only."""
-    import matplotlib.figure  # noqa: F401
-    import sklearn.datasets  # noqa: F401
     import torch
+    from matplotlib.figure import Figure
+    from sklearn.datasets import load_digits
 
-    import brainlib.config  # noqa: F401
+    import brainlib
 
     torch.set_num_threads(1)
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.Adam([parameter])  # the first optimizer of a process imports a third of torch
     parameter.sum().backward()
     optimizer.step()
+    load_digits()
+    brainlib.load_hyperpyyaml("seed: 1\nlist: []")
+    figure = Figure(layout="constrained")
+    figure.subplots().set_title("the first picture of a process reads the fonts")
+    figure.savefig(io.BytesIO(), format="png")
 
 
 def _run(script: str, arguments: list[str], output: str) -> None:

@@ -282,15 +282,14 @@ class Brain:
             self.on_fit_start()
             self._settle_in()
             for epoch in self._open_epochs(epoch_counter, scope, train):
-                train_loss = self._fit_train(train, valid, epoch, progressbar)
-                valid_loss = (
-                    None if valid is None else self._fit_valid(valid, epoch, progressbar, closing=True)
-                )
-                self._close_epoch(epoch, train_loss, valid_loss)
+                self._fit_train(train, valid, epoch, progressbar)
+                if valid is not None:
+                    self._fit_valid(valid, epoch, progressbar, closing=True)
+                self._close_epoch(epoch)
 
     def _fit_train(
         self, train: BatchSource, valid: BatchSource | None, epoch: Any, progressbar: bool | None
-    ) -> float:
+    ) -> None:
         """One epoch of training, from the batch at which the run stands. All ranks."""
         run = self._scope.run
         self.modules.train()  # before the hook: what the hook freezes stays frozen
@@ -328,10 +327,10 @@ class Brain:
         if run.step == 0:
             raise ValueError(train.empty_message(run.epoch))
 
-        loss_of_epoch = run.loss.value()
-        with self._closing_epoch(valid is None):
-            self.on_stage_end(Stage.TRAIN, loss_of_epoch, epoch)
-        return loss_of_epoch
+        train_loss = run.loss.value()
+        self._scope.losses = {"train_loss": train_loss}
+        with self._closing_epoch(epoch, valid is None):
+            self.on_stage_end(Stage.TRAIN, train_loss, epoch)
 
     def fit_batch(self, batch: Any) -> Tensor:
         """Forward, loss, backward, and the update where the window closes; returns the loss, detached, on the device.
@@ -419,20 +418,15 @@ class Brain:
         with self._as_it_was():
             return self._evaluate_stage(valid, Stage.VALID, epoch, progressbar, closing)
 
-    def _close_epoch(self, epoch: Any, train_loss: float, valid_loss: float | None) -> None:
-        """The epoch is over: count it, tell everybody, and commit it unless a hook has done so. All ranks."""
-        run = self._scope.run
-        run.close_epoch()
+    def _close_epoch(self, epoch: Any) -> None:
+        """The epoch is over: count it, fire what is due, and commit it unless a hook has done so. All ranks."""
+        self._scope.run.close_epoch()
         if self._scope.inner:
             return
-        meta = {"epoch": epoch, "optimizer_step": run.optimizer_step}
-        for log in self.loggers:
-            log.log_stats(meta, {"loss": train_loss}, None if valid_loss is None else {"loss": valid_loss})
         if self._extensions:
             self._extensions.fire(self)
         if self.checkpointer is not None and not self._is_committed(self.checkpointer):
-            losses = {"train_loss": train_loss} | ({} if valid_loss is None else {"valid_loss": valid_loss})
-            self.checkpointer.save_checkpoint({**_plain_epoch(epoch), **losses}, reason="epoch")
+            self.checkpointer.save_checkpoint({**_plain_epoch(epoch), **self._scope.losses}, reason="epoch")
 
     def _is_committed(self, checkpointer: Checkpointer) -> bool:
         """Whether the newest checkpoint of this process stands for where the run stands now."""
@@ -500,7 +494,9 @@ class Brain:
             if self._scope.eval_step == 0:
                 raise ValueError(source.empty_message(self._scope.run.epoch))
             self._scope.eval_step = 0
-            with self._closing_epoch(closing):
+            if closing:
+                self._scope.losses["valid_loss"] = mean.value()
+            with self._closing_epoch(epoch, closing):
                 self.on_stage_end(stage, mean.value(), epoch)
         return mean.value()
 
@@ -1004,9 +1000,19 @@ class Brain:
         """Where DDP will wrap the step; with one process there is nothing to wrap."""
 
     @contextmanager
-    def _closing_epoch(self, closing: bool) -> Iterator[None]:
-        """Inside, a checkpoint stands for the closed epoch: this hook is the last that it has."""
-        kept, self._scope.closing = self._scope.closing, closing and not self._scope.inner
+    def _closing_epoch(self, epoch: Any, closing: bool) -> Iterator[None]:
+        """Inside, a checkpoint stands for the closed epoch: this hook is the last that it has.
+
+        The loggers are told before: killed in between, the epoch is logged twice; afterwards it would be missing.
+        """
+        closing = closing and not self._scope.inner
+        if closing:
+            losses = self._scope.losses
+            meta = {"epoch": epoch, "optimizer_step": self._scope.run.optimizer_step}
+            valid = {"loss": losses["valid_loss"]} if "valid_loss" in losses else None
+            for log in self.loggers:
+                log.log_stats(meta, {"loss": losses["train_loss"]}, valid)
+        kept, self._scope.closing = self._scope.closing, closing
         try:
             yield
         finally:

@@ -37,6 +37,7 @@ class FitScope:
     buffers: Buffers = field(
         default_factory=lambda: Buffers(torch.nn.Module())
     )  # as they were before the window
+    losses: dict[str, float] = field(default_factory=dict)  # of the epoch that is about to close
     updates_before: int = 0  # optimizer_step when the open window began
     validate_now: Callable[[], float] = lambda: 0.0
     is_last: Callable[[], bool] = lambda: False  # whether the batch in hand is the last of its epoch

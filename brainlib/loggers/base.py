@@ -71,7 +71,7 @@ class TrainLogger:
         """Let go of files and threads. Logging afterwards opens them again."""
 
 
-def one_line(meta: Stats, groups: Groups, precision: int = 2) -> str:
+def one_line(meta: Stats, groups: Groups, precision: int = 4) -> str:
     """All numbers as one line for people.
 
     >>> one_line({"epoch": 3, "lr": 1e-3}, {"train": {"loss": 0.52}, "valid": {"loss": 0.614, "accuracy": 0.93}})

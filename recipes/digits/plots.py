@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure  # figures without pyplot: no window, no global state
 from torch import Tensor
 
@@ -51,8 +52,13 @@ def plot_confusion(labels: Tensor, digits: Tensor, path: Path, num_classes: int 
     axes = figure.subplots()
     wrong = counts.clone().fill_diagonal_(0)
     # Colored by the mistakes alone: the diagonal is so large that beside it every mistake would look white.
-    axes.imshow(wrong, cmap="Oranges", vmin=0, vmax=max(1.5 * float(wrong.max()), 4))
-    axes.plot([-0.5, num_classes - 0.5], [-0.5, num_classes - 0.5], color="#e4e4e4", linewidth=14, zorder=1)
+    shades = wrong.float().fill_diagonal_(float("nan"))
+    axes.imshow(
+        shades,
+        cmap=colormaps["Oranges"].with_extremes(bad="#e8e8e8"),
+        vmin=0,
+        vmax=max(1.5 * float(wrong.max()), 4),
+    )
     for row in range(num_classes):
         for column in range(num_classes):
             if counts[row, column] > 0:
@@ -88,8 +94,9 @@ def plot_mistakes(
     rows = max(1, -(-len(shown) // columns))
     height, width = round(1.5 * size), round(1.25 * size)
     sheet = torch.zeros(rows * height, columns * width)
-    figure = Figure(figsize=(8.5, 1.9 * rows + 0.5))
-    axes = figure.add_axes((0.01, 0.01, 0.98, 0.97 - 0.4 / (1.9 * rows + 0.5)))
+    inches = 1.67 * rows + 0.5
+    figure = Figure(figsize=(8.5, inches))
+    axes = figure.add_axes((0.01, 0.02, 0.98, 0.98 - 0.35 / inches))
     for place, i in enumerate(shown):
         bottom, left = (place // columns + 1) * height, place % columns * width + (width - size) // 2
         sheet[bottom - size : bottom, left : left + size] = images[i, 0]
@@ -97,6 +104,9 @@ def plot_mistakes(
         axes.text(left + size / 2 - 0.5, bottom - size - 0.8, text, ha="center", va="bottom", size=9)
     axes.imshow(sheet, cmap="gray_r", vmin=0, vmax=1)
     axes.set_axis_off()
-    title = f"The {len(shown)} surest of {len(wrong)} mistakes" if shown else "No mistakes on the test images"
-    figure.suptitle(title, fontsize=11)
+    few = (
+        "No mistakes" if not shown else "The one mistake" if len(wrong) == 1 else f"All {len(wrong)} mistakes"
+    )
+    many = f"The {len(shown)} surest of {len(wrong)} mistakes"
+    figure.suptitle(f"{many if len(wrong) > len(shown) else few} on the test images", fontsize=11)
     figure.savefig(path, dpi=DPI)

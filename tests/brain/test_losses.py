@@ -106,7 +106,7 @@ def test_an_overridden_fit_batch_returns_tensor_float_or_int(kind: str) -> None:
             loss = self.compute_objectives(self.compute_forward(batch, TRAIN), batch, TRAIN)
             loss.backward()
             self.optimizers_step()
-            return {"tensor": loss.detach(), "float": float(loss), "int": 2, "tensor with grad": loss}[kind]
+            return {"tensor": loss.detach(), "float": loss.item(), "int": 2, "tensor with grad": loss}[kind]
 
     brain = small(Brain)
     brain.fit(range(1), UNEVEN)

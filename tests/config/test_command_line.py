@@ -149,7 +149,7 @@ def test_help_lists_every_option_and_exits(capsys: pytest.CaptureFixture[str]) -
         assert printed == help_text()
         assert all(f"  --{name}  (" in printed for name in RunOptions.names())
     assert "--max_grad_norm  (a number, or null; default 5.0)" in printed
-    assert max(map(len, printed.splitlines())) <= 110
+    assert max(map(len, printed.splitlines()[1:])) <= 110  # the first names the program, wherever it lies
 
 
 def test_from_the_command_line_to_a_brain() -> None:

@@ -75,7 +75,7 @@ def one_line(meta: Stats, groups: Groups, precision: int = 4) -> str:
     """All numbers as one line for people.
 
     >>> one_line({"epoch": 3, "lr": 1e-3}, {"train": {"loss": 0.52}, "valid": {"loss": 0.614, "accuracy": 0.93}})
-    'epoch: 3, lr: 1.00e-03 - train loss: 0.52 - valid loss: 0.61, valid accuracy: 0.93'
+    'epoch: 3, lr: 1.0000e-03 - train loss: 0.5200 - valid loss: 0.6140, valid accuracy: 0.9300'
     """
     parts = [_joined(meta, "", precision)] if meta else []
     parts += [_joined(stats, f"{name} ", precision) for name, stats in groups.items()]

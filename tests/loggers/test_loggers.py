@@ -91,7 +91,7 @@ def test_verbose_says_it_too(log: TrainLogger, caplog: pytest.LogCaptureFixture)
     log.log_stats({"epoch": 1}, {"loss": 0.5})
     assert caplog.records == []
     log.log_stats({"epoch": 2}, {"loss": 0.5}, verbose=True)
-    assert [record.getMessage() for record in caplog.records] == ["epoch: 2 - train loss: 0.50"]
+    assert [record.getMessage() for record in caplog.records] == ["epoch: 2 - train loss: 0.5000"]
 
 
 def test_it_may_be_closed_twice_and_used_again(log: TrainLogger) -> None:

@@ -47,10 +47,13 @@ from brainlib.seeding import derive, draw_seed, last_seed, preserved_generators
 from brainlib.stage import Stage
 from brainlib.triggers import Trigger, as_trigger
 from brainlib.update.buffers import Buffers
+from brainlib.update.gradients import Gradients
+from brainlib.update.guard import DeviceGuard, HostGuard
 from brainlib.update.loss_check import check_loss
 from brainlib.update.loss_weight import num_items
 from brainlib.update.optimizers import Optimizers
 from brainlib.update.parameter_groups import without_vector_decay
+from brainlib.update.watch import OptimizerWatch
 from brainlib.update.window import Window
 
 if TYPE_CHECKING:
@@ -130,7 +133,8 @@ class Brain:
         self.optimizers_dict: dict[str, Optimizer] = {}
         self.hparams = HParams(hparams, watch=[key for key, _ in RunOptions.resembling(map(str, hparams))])
         # Where the run stands, and what it must not lose
-        self._outer = FitScope(self._new_run())
+        self._guard = self._make_guard()
+        self._outer = self._new_scope()
         self._scope = self._outer  # of the innermost fit: a hook may call fit
         self._seed: int | None = _seed_of(hparams)
         self._state = BrainState(self)
@@ -152,7 +156,7 @@ class Brain:
         self._max_grad_norm: float | None = self._options.max_grad_norm
         self._loaded_counter: Any = None  # the state of the open fit's epoch counter, until that fit begins
         self._checkpoint_choice: Any = None
-        self._norms: list[float] = []  # of the last update, one an optimizer, before clipping
+        self._active: list[Gradients] = []  # of the last update
         self._save_triggers: list[Trigger] = []
         self._optimizers = Optimizers()
         self._said: set[str] = set()
@@ -319,11 +323,13 @@ class Brain:
                         break
                     bar.advance(read_loss)
             except BaseException:
+                self._guard.settle(run)
                 if run.step != trained and run.micro and not run.recorded and not self._scope.watch.stepped:
                     run.return_batch()  # not trained on: the same call made again begins with it
                     if run.micro == 0:
                         self._optimizers.drop_gradients()
                 raise
+        self._settle_verdict()
         if run.step == 0:
             raise ValueError(train.empty_message(run.epoch))
 
@@ -362,36 +368,28 @@ class Brain:
         return detached
 
     def optimizers_step(self) -> None:
-        """One update: unscale → norm → finite? → one multiply (window weight × clip) → step → scaler → count → zero."""
-        run, scaler, optimizers = self._scope.run, self.scaler, self._optimizers
+        """One update: unscale → norm → finite? → one multiply (window weight × clip) → step → scaler → count → zero.
+
+        What lies between unscale and count is `make_update` of ``update/guard.py``.
+        """
+        run, optimizers = self._scope.run, self._optimizers
+        scaler = self.scaler if self.scaler.is_enabled() else None
         steppable = self.freeze_optimizers(self.optimizers_dict or optimizers.found)
         active = optimizers.gradients_of(steppable.values())
-        scale = 1.0 / run.weight if self._weighted and run.recorded else 1.0
-
-        if scaler.is_enabled():
-            active = [
-                each for each in active if each.tensors()
-            ]  # the scaler refuses optimizers without gradients
+        if scaler is not None:
+            active = [each for each in active if each.tensors()]  # it refuses an optimizer without gradients
             for each in active:
                 scaler.unscale_(each.optimizer)
-        self._norms = norms = [each.measure(scale) for each in active]
-        finite_losses = run.finite_pending()
-        if finite_losses and all(map(math.isfinite, norms)):
-            for each in active:
-                each.scale(self._max_grad_norm)
-            self._scope.watch.trusted = True  # checked already, whoever watches
-            for each in active:
-                scaler.step(each.optimizer)
-            self._scope.watch.trusted = False
-            run.commit_window(stepped=bool(active))
-        else:
-            run.skip_window()
-            self._scope.buffers.put_back()
-            if finite_losses and scaler.is_enabled():
-                run.nonfinite_in_a_row -= (
-                    1  # the scaler looks for its scale: an overflow is its ordinary signal
-                )
-        if scaler.is_enabled() and active:
+
+        self._scope.watch.trusted = True  # these steps are judged here
+        scale = 1.0 / run.weight if self._weighted and run.recorded else 1.0
+        self._guard.make_update(
+            active, run, self._scope.buffers, scale=scale, max_norm=self._max_grad_norm, scaler=scaler
+        )
+        self._scope.watch.trusted = False
+
+        self._active = active
+        if scaler is not None and active:
             scaler.update()
         optimizers.drop_gradients()
         if run.nonfinite_in_a_row:
@@ -409,7 +407,10 @@ class Brain:
         if self._save_triggers and self._save_is_due():
             assert self.checkpointer is not None
             self.checkpointer.save_checkpoint(end_of_epoch=False, reason="timed")
-        return self._limit_reached(run)
+        if self._limit_reached(run):
+            self._settle_verdict()  # the last update may turn out not to have been made
+            return self._limit_reached(run)
+        return False
 
     def _fit_valid(
         self, valid: BatchSource, epoch: Any, progressbar: bool | None, closing: bool = False
@@ -657,7 +658,7 @@ class Brain:
 
         With a ``fit_batch`` of your own: of the last update that went through `optimizers_step`.
         """
-        return math.hypot(*self._norms)
+        return math.hypot(*[each.last_norm for each in self._active])
 
     @property
     def nonfinite_count(self) -> int:
@@ -698,7 +699,8 @@ class Brain:
 
     def counters(self) -> dict[str, int]:
         """Where the run stands, as it is written into a manifest."""
-        fit, epoch, step = self._outer.run.point(self._scope.closing)
+        self._settle_verdict()
+        fit, epoch, step = self._outer.run.point(self._outer.closing)
         return {"fit": fit, "epoch": epoch, "step": step, "optimizer_step": self._outer.run.optimizer_step}
 
     def environment(self) -> dict[str, Any]:
@@ -711,7 +713,7 @@ class Brain:
 
     def closes_epoch(self) -> bool:
         """Whether a checkpoint taken now stands for a closed epoch: in the last hook of it, and between epochs."""
-        return self._scope.closing or self._outer.run.step == 0
+        return self._outer.closing or self._outer.run.step == 0
 
     # ------------------------------------------------------------------------------------------------------------
     # A fit: its number, its start, its epochs
@@ -725,7 +727,8 @@ class Brain:
         # A hook of a validation may call fit, inside no_grad.
         with in_experiment(self._experiment), torch.inference_mode(False), torch.enable_grad():
             if self._fitting:
-                outside, self._scope = (self._scope, self.should_step), FitScope(self._new_run(), inner=True)
+                self._settle_verdict()
+                outside, self._scope = (self._scope, self.should_step), self._new_scope(inner=True)
                 try:
                     yield self._scope
                 finally:
@@ -756,8 +759,13 @@ class Brain:
         finally:
             self._profiler.stop()
 
-    def _new_run(self) -> RunState:
-        return RunState(by_items=self._options.loss_average == "items")
+    def _make_guard(self) -> HostGuard:
+        """On a CPU the host may read the norm: it waits for nothing there."""
+        return HostGuard() if self.device.type == "cpu" else DeviceGuard(self.device)
+
+    def _new_scope(self, inner: bool = False) -> FitScope:
+        run = RunState(by_items=self._options.loss_average == "items")
+        return FitScope(run, OptimizerWatch(on_device=isinstance(self._guard, DeviceGuard)), inner)
 
     def _settle_in(self) -> None:
         """After on_fit_start: look at what it made and loaded, and say how this fit starts."""
@@ -891,13 +899,15 @@ class Brain:
         if not run.recorded:
             run.record(self._returned_loss(loss), self._weight(batch, Stage.TRAIN))
         if run.verdict is None:
+            counted_by_user = run.optimizer_step != self._scope.updates_before
+            stepped = watch.stepped and not counted_by_user
             if watch.refused and not watch.stepped:
                 run.skip_window(closes)
                 self._scope.buffers.put_back()
+            elif watch.flags and isinstance(self._guard, DeviceGuard):
+                self._guard.judge_later(watch.flags, run, self._scope.buffers, stepped=stepped, closes=closes)
             elif watch.stepped or closes:
-                counted_by_user = run.optimizer_step != self._scope.updates_before
-                finite = run.finite_pending() and not watch.refused
-                run.commit_window(watch.stepped and not counted_by_user, finite, closes)
+                run.commit_window(stepped, run.finite_pending() and not watch.refused, closes)
             else:
                 return False
         self._scope.updates_before = run.optimizer_step
@@ -940,6 +950,13 @@ class Brain:
 
     def _scaled(self, loss: Tensor) -> Tensor:
         return self.scaler.scale(loss) if self.scaler.is_enabled() else loss
+
+    def _settle_verdict(self) -> None:
+        """Learn the verdict on the last window where it still is on the device, before counters are relied upon."""
+        run, before = self._scope.run, self._scope.run.nonfinite_windows
+        self._guard.settle(run)
+        if run.nonfinite_windows != before:
+            self._check_patience()
 
     def _check_patience(self) -> None:
         run, patience = self._scope.run, self._options.nonfinite_patience

@@ -37,6 +37,7 @@ class BrainState:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as it will be at the resume point that a checkpoint taken now carries."""
         brain = self._brain
+        brain._settle_verdict()
         run, closed = brain._outer.run, brain._outer.closing
         return {
             "version": _VERSION,

@@ -22,18 +22,18 @@ __all__ = ["FitScope"]
 class FitScope:
     """The counters of a fit, and what its loop leaves for the methods it calls.
 
-    >>> FitScope(RunState()).inner
+    >>> FitScope(RunState(), OptimizerWatch()).inner
     False
     """
 
     run: RunState
+    watch: OptimizerWatch
     inner: bool = False  # a fit inside a hook: it saves nothing, logs nothing and is not limited
     epoch_counter: Any = None
     eval_step: int | None = None  # batches of the running evaluation; None while training
     closing: bool = False  # whether a checkpoint taken now stands for a closed epoch
     resumed: Checkpoint | None = None  # until the open epoch's on_stage_start has been run again
     fingerprint: dict[str, int] = field(default_factory=dict)  # of the data that the open epoch is trained on
-    watch: OptimizerWatch = field(default_factory=OptimizerWatch)
     buffers: Buffers = field(
         default_factory=lambda: Buffers(torch.nn.Module())
     )  # as they were before the window

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__ = ["RunState", "RunningMean"]
@@ -45,10 +46,14 @@ class RunningMean:
         self.total: float | Tensor = 0.0
         self.weight = 0.0
 
-    def add(self, value: float | Tensor, weight: float) -> None:
-        """Add one value (a number or a tensor with one element) that stands for `weight` items."""
+    def add(self, value: float | Tensor, weight: float, on_device: bool = False) -> None:
+        """Add one value (a number or a tensor with one element) that stands for `weight` items.
+
+        With `on_device` a tensor on the CPU stays one, too.
+        """
         if isinstance(value, Tensor):
-            value = value.detach().double().reshape(()) if value.device.type != "cpu" else value.item()
+            on_device = on_device or value.device.type != "cpu"
+            value = value.detach().double().reshape(()) if on_device else value.item()
         self.total = self.total + value * weight
         self.weight += weight
 
@@ -168,14 +173,30 @@ class RunState:
         elif self.verdict:
             self._count_loss(loss, weight)
 
-    def commit_window(self, stepped: bool, finite: bool = True, closes: bool = True) -> None:
-        """The update of the open window stands; `stepped` says whether an optimizer updated something.
+    def commit_window(
+        self, stepped: bool, finite: bool = True, closes: bool = True, bad: Tensor | None = None
+    ) -> float:
+        """The update of the open window stands.
 
-        With `finite` False its gradients were good and a loss was not: the update counts, the bad loss does not, and
-        the window is counted as not finite. With `closes` False a ``fit_batch`` of the user's stepped inside a window.
+        Args:
+            stepped: whether an optimizer updated something.
+            finite: False where the gradients were good and a loss was not: the update counts, the bad loss does
+                not, and the window is counted as not finite.
+            closes: False where a ``fit_batch`` of the user's stepped inside a window.
+            bad: the verdict, 0 or 1, where it still is on a device: the losses are left out there, and `revoke_window`
+                takes back the counts when the host has learned it.
+
+        Returns:
+            The weight that the losses added to the average.
         """
+        before = self.loss.weight
         for loss, weight in self.pending:
-            if finite or math.isfinite(float(loss)):
+            if bad is not None:
+                loss = torch.where(
+                    bad.reshape(()) > 0, 0.0, torch.as_tensor(loss, device=bad.device).double()
+                )
+                self._count_loss(loss, weight, on_device=True)
+            elif finite or math.isfinite(float(loss)):
                 self._count_loss(loss, weight)
         if stepped:
             self.optimizer_step += 1
@@ -185,6 +206,21 @@ class RunState:
             self._count_nonfinite()
         self._empty_window(closes)
         self.verdict = True
+        return self.loss.weight - before
+
+    def revoke_window(self, weight: float, stepped: bool, in_a_row: int) -> None:
+        """The late verdict on a window that was committed: it was bad. Its counts are taken back.
+
+        Args:
+            weight: what `commit_window` returned.
+            stepped: what it was told.
+            in_a_row: `nonfinite_in_a_row` before it.
+        """
+        self.loss.weight -= weight
+        if stepped:
+            self.optimizer_step -= 1
+        self.nonfinite_in_a_row = in_a_row
+        self._count_nonfinite()
 
     def skip_window(self, closes: bool = True) -> None:
         """The open window was not finite: its losses are dropped, no counter of updates moves."""
@@ -192,8 +228,8 @@ class RunState:
         self._empty_window(closes)
         self.verdict = False
 
-    def _count_loss(self, loss: float | Tensor, weight: float) -> None:
-        self.loss.add(loss, weight if self.by_items else 1.0)
+    def _count_loss(self, loss: float | Tensor, weight: float, on_device: bool = False) -> None:
+        self.loss.add(loss, weight if self.by_items else 1.0, on_device)
 
     def _count_nonfinite(self) -> None:
         self.nonfinite_windows += 1
@@ -217,6 +253,10 @@ class RunState:
     def point(self, closed: bool = False) -> tuple[int, int, int]:
         """The resume point (fit, epoch, step) that a checkpoint taken now would carry."""
         return (self.fit, self.epoch + 1, 0) if closed else (self.fit, self.epoch, self.step)
+
+    def pending_losses(self) -> list[Tensor]:
+        """The losses of the open window that are tensors."""
+        return [loss for loss, _ in self.pending if isinstance(loss, Tensor)]
 
     def finite_pending(self) -> bool:
         """Whether every loss of the open window is finite (reads values that still are on an accelerator)."""

@@ -7,6 +7,7 @@ statistics have to be put back.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ from torch import Tensor
 __all__ = ["Buffers"]
 
 _SMALL = 1 << 16  # elements; running statistics are smaller than this, tables that never move may be larger
+
+
+@dataclass
+class _Alike:
+    """Buffers of one device and dtype, and one flat copy of them."""
+
+    live: list[Tensor]
+    flat: Tensor
+    views: list[Tensor]  # of `flat`, in the shapes of `live`
 
 
 class Buffers:
@@ -29,48 +39,61 @@ class Buffers:
     (tensor([0., 0.]), tensor(0))
     """
 
-    __slots__ = ("_copies", "_held", "_live", "_places", "_versions")
+    __slots__ = ("_alike", "_held", "_places", "_versions")
 
     def __init__(self, modules: torch.nn.Module) -> None:
         self._places = [(module, name) for module in modules.modules() for name in module._buffers]
         self._held: list[Tensor | None] = []  # one a place
         self._versions: dict[int, int] = {}  # of the large buffers that have not moved yet
-        self._live: dict[torch.dtype, list[Tensor]] = {}
-        self._copies: dict[torch.dtype, list[Tensor]] = {}
-        self._look()
+        self._alike: list[_Alike] = []
 
-    def _look(self) -> None:
-        """Find the buffers again: a module may have replaced one, and a large one may have begun to move."""
-        before = self._versions
-        self._versions = {}
-        self._held = [module._buffers[name] for module, name in self._places]
-        live = defaultdict(list)
-        for buffer in self._held:
-            if buffer is None:
-                continue
-            if buffer.numel() > _SMALL and before.get(id(buffer), buffer._version) == buffer._version:
-                self._versions[id(buffer)] = buffer._version
-            else:
-                live[buffer.dtype].append(buffer)
-        if {key: [id(b) for b in value] for key, value in live.items()} != {
-            key: [id(b) for b in value] for key, value in self._live.items()
-        }:
-            self._live = dict(live)
-            self._copies = {dtype: [torch.empty_like(b) for b in buffers] for dtype, buffers in live.items()}
-
-    @torch.no_grad()
     def keep(self) -> None:
         """A window begins: this is what to go back to."""
-        if not self._places:
-            return
-        self._look()
-        for dtype, buffers in self._live.items():
-            torch._foreach_copy_(self._copies[dtype], buffers)
+        if self._places:
+            self._look()
+            for alike in self._alike:
+                torch._foreach_copy_(alike.views, alike.live)
 
     @torch.no_grad()
     def put_back(self) -> None:
         """The window was bad: the buffers are again those of before, and hold what they held."""
         for (module, name), buffer in zip(self._places, self._held, strict=True):
             module._buffers[name] = buffer
-        for dtype, buffers in self._live.items():
-            torch._foreach_copy_(buffers, self._copies[dtype])
+        for alike in self._alike:
+            torch._foreach_copy_(alike.live, alike.views)
+
+    @torch.no_grad()
+    def put_back_if(self, bad: Tensor) -> None:
+        """The same where `bad` is 1, decided on the device: nothing is read."""
+        for alike in self._alike:
+            now = torch.cat([buffer.reshape(-1) for buffer in alike.live])
+            chosen = torch.where(bad.bool(), alike.flat, now)
+            torch._foreach_copy_(alike.live, _views(chosen, alike.live))
+
+    def _look(self) -> None:
+        """Find the buffers again: a module may have replaced one, and a large one may have begun to move."""
+        before, held = self._versions, [module._buffers[name] for module, name in self._places]
+        self._versions = {
+            id(buffer): buffer._version
+            for buffer in held
+            if buffer is not None
+            and buffer.numel() > _SMALL
+            and before.get(id(buffer), buffer._version) == buffer._version
+        }
+        same = len(held) == len(self._held) and all(a is b for a, b in zip(held, self._held, strict=True))
+        if same and before.keys() == self._versions.keys():
+            return
+        self._held = held
+        live = defaultdict(list)
+        for buffer in held:
+            if buffer is not None and id(buffer) not in self._versions:
+                live[buffer.device, buffer.dtype].append(buffer)
+        self._alike = []
+        for buffers in live.values():
+            flat = torch.empty_like(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]))
+            self._alike.append(_Alike(buffers, flat, _views(flat, buffers)))
+
+
+def _views(flat: Tensor, shaped: list[Tensor]) -> list[Tensor]:
+    parts = torch.split(flat, [each.numel() for each in shaped])
+    return [part.view(each.shape) for part, each in zip(parts, shaped, strict=True)]

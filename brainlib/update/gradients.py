@@ -51,25 +51,33 @@ class Gradients:
             self._collect()
         return self._params
 
+    def tensors(self) -> list[Tensor]:
+        """The gradients there are."""
+        return [param.grad for param in self.params if param.grad is not None]
+
     def measure(self, scale: float = 1.0) -> float:
         """Look at the gradients there are: the 2-norm of `scale` times them, read on the host; 0.0 without any."""
+        self._value = self.measure_on_device(scale).item()
+        return self._value
+
+    def measure_on_device(self, scale: float = 1.0) -> Tensor:
+        """The same as a tensor, which nobody reads."""
         grads = self._grads = self.tensors()
         self._scale = scale
         if not grads:
-            self._value = 0.0
-            return 0.0
-        if self._plain and not any(grad.is_sparse for grad in grads):
+            norm = torch.zeros((), device=self._params[0].device if self._params else None)
+        elif self._plain and not any(grad.is_sparse for grad in grads):
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         else:
             dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
             norm = torch.nn.utils.get_total_norm(dense)
         self._norm = norm if scale == 1.0 else norm * scale
-        self._value = self._norm.item()
-        return self._value
+        return self._norm
 
-    def tensors(self) -> list[Tensor]:
-        """The gradients there are."""
-        return [param.grad for param in self.params if param.grad is not None]
+    @property
+    def last_norm(self) -> float:
+        """The norm that was measured last; reads it where it still is on a device."""
+        return float(self._norm)
 
     def scale(self, max_norm: float | None) -> None:
         """Multiply what was measured by the scale it was measured with, and clip it to `max_norm`: one multiply.
@@ -77,18 +85,27 @@ class Gradients:
         Args:
             max_norm: the largest norm allowed; None: no clipping.
         """
+        surely_inside = max_norm is None or self._value <= max_norm * _SURELY_INSIDE - 2e-6
+        if not (surely_inside and self._scale == 1.0):
+            self._multiply(None if surely_inside else max_norm)
+
+    def scale_on_device(self, max_norm: float | None) -> None:
+        """The same for `measure_on_device`: whether it is inside is not known, so the factor is applied in any case."""
+        if max_norm is not None or self._scale != 1.0:
+            self._multiply(max_norm)
+
+    def _multiply(self, max_norm: float | None) -> None:
         factor: float | Tensor = self._scale
-        if max_norm is not None and not self._value <= max_norm * _SURELY_INSIDE - 2e-6:
+        if max_norm is not None:
             factor = torch.clamp(max_norm / (self._norm + 1e-6), max=1.0)
             if self._scale != 1.0:
                 factor = factor * self._scale
-        elif self._scale == 1.0:
-            return
         if self._plain:
-            torch._foreach_mul_(self._grads, factor)
-        else:
-            for grad in self._grads:
-                grad.mul_(factor.to(grad.device) if isinstance(factor, Tensor) else factor)
+            if self._grads:
+                torch._foreach_mul_(self._grads, factor)
+            return
+        for grad in self._grads:
+            grad.mul_(factor.to(grad.device) if isinstance(factor, Tensor) else factor)
 
     def drop(self) -> None:
         """Forget the gradients, so that a step with them touches neither weights nor moments."""

@@ -25,7 +25,16 @@ from torch.optim import Optimizer
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.logs import logger
 
-__all__ = ["Cosine", "Linear", "MetricSchedule", "NewBob", "Noam", "Plateau", "WarmUp", "update_learning_rate"]
+__all__ = [
+    "Cosine",
+    "Linear",
+    "MetricSchedule",
+    "NewBob",
+    "Noam",
+    "Plateau",
+    "WarmUp",
+    "update_learning_rate",
+]
 
 
 # ------------------------------------------------------------------------------------------- functions of a count
@@ -432,7 +441,9 @@ def update_learning_rate(
                 "from 0"
             )
         rate = groups[number]["lr"]
-        if isinstance(rate, Tensor):  # where the optimizer is compiled or captured, the tensor must stay the same
+        if isinstance(
+            rate, Tensor
+        ):  # where the optimizer is compiled or captured, the tensor must stay the same
             rate.fill_(new_lr)
         else:
             groups[number]["lr"] = float(new_lr)

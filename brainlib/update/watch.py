@@ -13,9 +13,12 @@ from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from brainlib.update.gradients import Gradients
+from brainlib.update.guard import takes_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,18 +45,20 @@ class OptimizerWatch:
         (1.0, False, True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_device: bool = False) -> None:
+        self.on_device = on_device  # judge on the device where an optimizer can take the verdict there
         self.stepped = False
         self.refused = False
-        self.trusted = (
-            False  # whether the steps that come were checked already: they are seen, not checked again
-        )
+        self.flags: list[Tensor] = []  # of the steps judged on the device: 1 where one was refused
+        self.trusted = False  # the steps that come were judged already: they are seen, not judged again
         self._bad: set[int] = set()
+        self._found_inf: dict[int, Tensor | None] = {}  # what a scaler had put there
         self._gradients: dict[int, Gradients] = {}
 
     def clear(self) -> None:
         """A new window begins."""
         self.stepped = self.refused = False
+        self.flags.clear()
 
     @contextmanager
     def attached(self, optimizers: Iterable[Optimizer]) -> Iterator[OptimizerWatch]:
@@ -75,11 +80,25 @@ class OptimizerWatch:
         if self.trusted:
             return
         gradients = self._gradients[id(optimizer)]
-        if not math.isfinite(gradients.measure()):
+        if self.on_device and takes_verdict(optimizer):
+            self._hand_over(optimizer, (~torch.isfinite(gradients.measure_on_device())).float())
+        elif not math.isfinite(gradients.measure()):
             gradients.drop()
             self._bad.add(id(optimizer))
             self.refused = True
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _hand_over(self, optimizer: Any, bad: Tensor) -> None:
+        """Let the device refuse the step; a scaler may have put its own verdict there already."""
+        theirs = self._found_inf[id(optimizer)] = getattr(optimizer, "found_inf", None)
+        optimizer.found_inf = bad if theirs is None else torch.maximum(bad, theirs.to(bad))
+        self.flags.append(optimizer.found_inf)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if id(optimizer) in self._found_inf:
+            theirs = self._found_inf.pop(id(optimizer))
+            if theirs is None:
+                del optimizer.found_inf
+            else:
+                optimizer.found_inf = theirs
         if id(optimizer) not in self._bad:
             self.stepped = True

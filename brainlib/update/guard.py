@@ -1,0 +1,200 @@
+"""Is the window finite? Decided before a step may touch anything, from the norm that clipping needs anyway.
+
+Two forms. `HostGuard` reads the norms: on a CPU that waits for nothing. `DeviceGuard` reads nothing of the update in
+hand: the verdict stays on the device, where fused optimizers take it (``found_inf``), and the host learns it after the
+next backward has been queued. Both judge the window as a whole: one bad optimizer or one bad loss, and none steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from brainlib.run_state import RunState
+from brainlib.update.buffers import Buffers
+from brainlib.update.gradients import Gradients
+
+__all__ = ["DeviceGuard", "HostGuard", "takes_verdict"]
+
+
+class HostGuard:
+    """The verdict is a Python bool, known before the step.
+
+    >>> weight = torch.nn.Parameter(torch.ones(1)); weight.grad = torch.tensor([float("inf")])
+    >>> run, guard = RunState(), HostGuard()
+    >>> run.begin_batch(); run.record(1.0, 1.0)
+    >>> guard.make_update([Gradients(torch.optim.SGD([weight], 0.1))], run, Buffers(torch.nn.Module()))
+    False
+    >>> weight.item(), run.optimizer_step, run.nonfinite_windows
+    (1.0, 0, 1)
+    """
+
+    def settle(self, run: RunState) -> None:
+        """Bring what is still open to the host; nothing is, here."""
+
+    def make_update(
+        self,
+        active: Sequence[Gradients],
+        run: RunState,
+        buffers: Buffers,
+        *,
+        scale: float = 1.0,
+        max_norm: float | None = None,
+        scaler: Any = None,
+    ) -> bool:
+        """Norm → finite? → one multiply (window weight × clip) → step → count; a bad window leaves no trace.
+
+        Args:
+            active: the gradients of the optimizers that take part.
+            run: counts the window.
+            buffers: as they were before the window.
+            scale: what the summed gradients are multiplied by (1 / weight of the window).
+            max_norm: the largest norm of an optimizer's gradients; None: no clipping.
+            scaler: steps the optimizers where it is at work.
+
+        Returns:
+            Whether the update was made.
+        """
+        norms = [each.measure(scale) for each in active]
+        finite_losses = run.finite_pending()
+        if finite_losses and all(map(math.isfinite, norms)):
+            for each in active:
+                each.scale(max_norm)
+            for each in active:
+                if scaler is None:
+                    each.optimizer.step()
+                else:
+                    scaler.step(each.optimizer)
+            run.commit_window(stepped=bool(active))
+            return True
+        run.skip_window()
+        buffers.put_back()
+        if finite_losses and scaler is not None:
+            run.nonfinite_in_a_row -= 1  # the scaler looks for its scale: an overflow is its ordinary signal
+        return False
+
+
+def takes_verdict(optimizer: Optimizer) -> bool:
+    """Whether the step of this optimizer can be refused on the device, now.
+
+    Fused optimizers skip their whole step where ``found_inf`` is 1. Momentum SGD only once it has its buffers: in a
+    refused first step torch leaves them uninitialized.
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    if any(group.get("fused") is not True for group in optimizer.param_groups):
+        return False
+    if any(group.get("momentum") for group in optimizer.param_groups):
+        state = optimizer.state
+        return all(
+            state.get(param, {}).get("momentum_buffer") is not None
+            for group in optimizer.param_groups
+            for param in group["params"]
+            if param.grad is not None
+        )
+    return True
+
+
+_SOME_BAD, _ALL_BAD = 1.0, 2.0  # what a verdict may be beside 0
+
+
+@dataclass
+class _Open:
+    """A window whose verdict the host does not know yet; it is counted as good until then."""
+
+    event: Any  # recorded behind the copy of the verdict; None where copies are done when they return
+    weight: float  # that its losses added to the average
+    stepped: bool
+    in_a_row: int  # nonfinite_in_a_row before it
+
+
+class DeviceGuard(HostGuard):
+    """The verdict is a tensor; the host reads it later, from memory the device has copied it to.
+
+    Until then the window counts as good, so counters may be one window ahead. `settle` corrects them: the Brain calls
+    it after the next backward is queued, and before anybody saves, stops or ends an epoch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._slot = torch.zeros(1, pin_memory=pinned)
+        self._verdict = (
+            self._slot.numpy()
+        )  # the same memory: reading it is no operation of torch's, and no wait
+        self._make_event = torch.cuda.Event if pinned else None
+        self._open: _Open | None = None
+
+    def settle(self, run: RunState) -> None:
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        if opened.event is not None:
+            opened.event.synchronize()  # of a step that was queued a whole forward and backward ago
+        verdict = self._verdict[0]
+        if verdict == _ALL_BAD:
+            run.revoke_window(opened.weight, opened.stepped, opened.in_a_row)
+        elif verdict == _SOME_BAD:  # one of the user's steps was refused, another stands
+            run.revoke_window(0.0, False, opened.in_a_row)
+
+    def make_update(
+        self,
+        active: Sequence[Gradients],
+        run: RunState,
+        buffers: Buffers,
+        *,
+        scale: float = 1.0,
+        max_norm: float | None = None,
+        scaler: Any = None,
+    ) -> bool:
+        self.settle(run)
+        if not active or not all(takes_verdict(each.optimizer) for each in active):
+            return super().make_update(active, run, buffers, scale=scale, max_norm=max_norm, scaler=scaler)
+        norms = [each.measure_on_device(scale) for each in active]
+        # A sum that is not finite has a term that is not (norms are at least 0, and losses far from overflow).
+        total = torch.stack(
+            [*norms, *[loss.to(norms[0].dtype).reshape(()) for loss in run.pending_losses()]]
+        ).sum()
+        bad = (~torch.isfinite(total)).float()
+        for each in active:
+            each.scale_on_device(max_norm)
+        for each in active:
+            step_unless(each.optimizer, bad)
+        buffers.put_back_if(bad)
+        self._commit(run, bad * _ALL_BAD, bad, stepped=True, closes=True)
+        return True
+
+    def judge_later(
+        self, flags: Sequence[Tensor], run: RunState, buffers: Buffers, *, stepped: bool, closes: bool
+    ) -> None:
+        """A window whose steps were the user's; `flags` say of each, on the device, whether it was refused."""
+        self.settle(run)
+        each = torch.stack(list(flags))
+        bad = each.amin()
+        buffers.put_back_if(bad)
+        self._commit(run, bad + each.amax(), bad, stepped=stepped, closes=closes)
+
+    def _commit(self, run: RunState, verdict: Tensor, bad: Tensor, *, stepped: bool, closes: bool) -> None:
+        """Count the window as good, and send the verdict on its way to the host."""
+        self._slot.copy_(verdict, non_blocking=True)
+        event = None
+        if self._make_event is not None:
+            event = self._make_event()  # type: ignore[no-untyped-call]
+            event.record()
+        before = run.nonfinite_in_a_row
+        weight = run.commit_window(stepped, closes=closes, bad=bad)
+        self._open = _Open(event, weight, stepped, before)
+
+
+def step_unless(optimizer: Any, bad: Tensor) -> None:
+    """A step that the device leaves out where `bad` is 1: weights, moments and step counts stay as they are."""
+    optimizer.grad_scale, optimizer.found_inf = None, bad
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf

@@ -31,22 +31,23 @@ from brainlib.borrowing import choose_checkpoint, preserved_weights
 from brainlib.brain_state import MID_EPOCH_VALIDATION, BrainState, has_state, warn_of_unsaved
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
-from brainlib.compiling import compile_in_place
+from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
 from brainlib.data.sources import BatchSource, Lookahead, is_ready, source_of
-from brainlib.data.transfer import to_device
+from brainlib.data.transfer import on_device
 from brainlib.distributed.world import World
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope
 from brainlib.hparams import HParams
 from brainlib.options import RunOptions
-from brainlib.precision import autocast_context, make_scaler
+from brainlib.precision import precision_of
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, draw_seed, last_seed, preserved_generators
 from brainlib.stage import Stage
 from brainlib.triggers import Trigger, as_trigger
 from brainlib.update.buffers import Buffers
+from brainlib.update.fused import make_fused
 from brainlib.update.gradients import Gradients
 from brainlib.update.guard import DeviceGuard, HostGuard
 from brainlib.update.loss_check import check_loss
@@ -123,11 +124,14 @@ class Brain:
         self._world = World.from_environment()
         self._options = RunOptions.resolve(run_opts, hparams)
         self.device = self._options.find_device(self._world.local_rank)
-        self.training_ctx = autocast_context(self._options.precision, self.device)
-        self.evaluation_ctx = autocast_context(self._options.eval_precision, self.device)
-        self.scaler = make_scaler(self._options.precision, self.device)
+        precision = precision_of(self._options.precision, self.device)
+        self.training_ctx, self.scaler = precision.context(), precision.scaler()
+        self.evaluation_ctx = precision_of(self._options.eval_precision, self.device).context()
+        set_matmul_precision(self._options.tf32)
         # What is trained
         self.modules = _module_dict(modules).to(self.device)
+        if self._options.channels_last:
+            to_channels_last(self.modules)
         self.opt_class = opt_class
         self.optimizer: Optimizer | None = None
         self.optimizers_dict: dict[str, Optimizer] = {}
@@ -193,6 +197,7 @@ class Brain:
         self._compile()
         self._wrap_distributed()
         self.init_optimizers()
+        self._fuse()
         if self.checkpointer is not None:
             self.checkpointer.recover_if_possible()
 
@@ -485,7 +490,7 @@ class Brain:
                 total = min(limit, total if total is not None else limit)
             batches = islice(source.read(self._run_seed(), 0), limit)
             with self._progress.bar(stage.name.lower(), total, 0, self._shows(progressbar)) as bar:
-                for batch in self._on_device(batches):
+                for batch in on_device(batches, self.device):
                     self._scope.eval_step += 1
                     loss = self.evaluate_batch(batch, stage)
                     if not isinstance(loss, (float, int)):
@@ -535,7 +540,7 @@ class Brain:
                 self._progress.bar("test", source.num_batches, 0, self._shows(progressbar)) as bar,
             ):
                 predictions = []
-                for batch in self._on_device(source.read(self._run_seed(), 0)):
+                for batch in on_device(source.read(self._run_seed(), 0), self.device):
                     with self.evaluation_ctx:
                         predictions.append(self.compute_forward(batch, Stage.TEST))
                     bar.advance(lambda: 0.0)
@@ -863,10 +868,10 @@ class Brain:
         self._scope.watch.clear()
         if train.num_batches is not None:
             self._scope.is_last = lambda: run.step == total or self._limit_reached(run)
-            return self._on_device(batches), Window(factor, last=total), total
+            return on_device(batches, self.device), Window(factor, last=total), total
         ahead = Lookahead(batches)
         self._scope.is_last = lambda: run.step == limit or self._limit_reached(run) or ahead.is_last()
-        return self._on_device(ahead), Window(factor, last=limit, is_last=ahead.is_last), total
+        return on_device(ahead, self.device), Window(factor, last=limit, is_last=ahead.is_last), total
 
     def _run_seed(self) -> int:
         """The seed of a fit's data order. The first fit's is the seed of the run; later and inner fits
@@ -930,11 +935,6 @@ class Brain:
         """Whether the user's class or object has its own method of this name."""
         method = getattr(self, name)
         return getattr(method, "__func__", method) is not getattr(Brain, name)
-
-    def _on_device(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if self.device.type == "cpu":
-            return batches
-        return (to_device(batch, self.device) for batch in batches)
 
     def _weight(self, batch: Any, stage: Stage) -> float:
         weight = self.loss_weight(batch, stage)
@@ -1012,6 +1012,12 @@ class Brain:
 
     def _compile(self) -> None:
         compile_in_place(self.modules, self._options)
+
+    def _fuse(self) -> None:
+        if self._options.fused:
+            self._optimizers.find(self.__dict__, self.optimizers_dict)
+            for name, optimizer in self._optimizers.found.items():
+                make_fused(optimizer, name)
 
     def _wrap_distributed(self) -> None:
         """Where DDP will wrap the step; with one process there is nothing to wrap."""

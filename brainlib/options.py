@@ -71,6 +71,14 @@ class CompileOptions(OptionGroup):
     compile_using_dynamic_shape_tracing: bool = option(
         False, "Compile for changing shapes from the start, so that a new length is no new compilation."
     )
+    tf32: bool | None = option(
+        None,
+        "Whether CUDA may compute float32 products in TF32, in the whole process; null: as torch has it.",
+        ours=True,
+    )
+    channels_last: bool = option(
+        False, "Put the weights of 2-D convolutions into the memory format channels_last.", ours=True
+    )
     jit: bool = option(
         False,
         "Accepted for old files: write compile: true.",

@@ -1,4 +1,7 @@
-"""Precision: the contexts in which forward and loss run, and the gradient scaler."""
+"""Precision: in which types forward and loss run, and how gradients are scaled for it.
+
+`Precision` itself is fp32 and does nothing; a variant states only its difference.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,66 @@ from types import TracebackType
 
 import torch
 
-__all__ = ["Autocast", "autocast_context", "make_scaler"]
+__all__ = ["Autocast", "Precision", "precision_of"]
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+class Precision:
+    """Everything in the types the modules have (fp32 as a rule).
+
+    >>> with Precision(torch.device("cpu")).context():
+    ...     torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype
+    torch.float32
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def context(self) -> AbstractContextManager[None]:
+        """What forward and loss are computed in; made once, entered at every batch."""
+        return nullcontext()
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """What scales the loss before backward; this one is switched off and does nothing."""
+        return torch.amp.GradScaler(self.device.type, enabled=False)
+
+
+class BFloat16(Precision):
+    """Matrix products and convolutions in bfloat16; its range is that of fp32, so nothing is scaled."""
+
+    def context(self) -> AbstractContextManager[None]:
+        return Autocast(self.device.type, torch.bfloat16)
+
+
+class Float16(Precision):
+    """Matrix products and convolutions in float16, with losses scaled so that small gradients do not vanish.
+
+    Raises:
+        ValueError: on a CPU, which has no fast fp16.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cpu":
+            raise ValueError(
+                "precision is 'fp16' and the device is 'cpu'; use precision: bf16 there, or an accelerator"
+            )
+        super().__init__(device)
+
+    def context(self) -> AbstractContextManager[None]:
+        return Autocast(self.device.type, torch.float16)
+
+    def scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self.device.type)
+
+
+def precision_of(name: str, device: torch.device) -> Precision:
+    """The precision that an option names: ``fp32``, ``bf16`` or ``fp16``.
+
+    >>> with precision_of("bf16", torch.device("cpu")).context():
+    ...     torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype
+    torch.bfloat16
+    """
+    kinds = {"fp32": Precision, "bf16": BFloat16, "fp16": Float16}
+    return kinds[name](device)
 
 
 class Autocast(AbstractContextManager[None]):
@@ -39,28 +99,3 @@ class Autocast(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered.pop().__exit__(kind, error, trace)
-
-
-def autocast_context(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """The context for one of ``fp32`` (does nothing), ``bf16``, ``fp16``.
-
-    Raises:
-        ValueError: For fp16 on a CPU: gradients underflow there without a scaler, and CPUs have no fast fp16.
-
-    Example:
-        >>> with autocast_context("bf16", torch.device("cpu")):
-        ...     torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype
-        torch.bfloat16
-    """
-    if precision == "fp32":
-        return nullcontext()
-    if precision == "fp16" and device.type == "cpu":
-        raise ValueError(
-            "precision is 'fp16' and the device is 'cpu'; use precision: bf16 there, or an accelerator"
-        )
-    return Autocast(device.type, _DTYPES[precision])
-
-
-def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """The gradient scaler: at work for fp16, a no-op otherwise."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

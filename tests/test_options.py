@@ -57,7 +57,10 @@ SPEECHBRAIN = {
     "log_config": None,
 }
 OURS = {
+    "fused": False,
     "loss_average": "items",
+    "tf32": None,
+    "channels_last": False,
     "limit_train_batches": None,
     "limit_valid_batches": None,
     "valid_interval_steps": 0,

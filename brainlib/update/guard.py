@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from brainlib.common.logs import logger
 from brainlib.run_state import RunState
 from brainlib.update.buffers import Buffers
 from brainlib.update.gradients import Gradients
@@ -66,18 +67,30 @@ class HostGuard:
         if finite_losses and all(map(math.isfinite, norms)):
             for each in active:
                 each.scale(max_norm)
-            for each in active:
-                if scaler is None:
-                    each.optimizer.step()
-                else:
-                    scaler.step(each.optimizer)
+            self._step(active, scaler)
             run.commit_window(stepped=bool(active))
             return True
+        self._skip(run, buffers, overflow=finite_losses and scaler is not None)
+        return False
+
+    def _step(self, active: Sequence[Gradients], scaler: Any) -> None:
+        for each in active:
+            if scaler is None:
+                each.optimizer.step()
+            else:
+                scaler.step(each.optimizer)
+
+    def _skip(self, run: RunState, buffers: Buffers, overflow: bool) -> None:
         run.skip_window()
         buffers.put_back()
-        if finite_losses and scaler is not None:
+        if overflow:
             run.nonfinite_in_a_row -= 1  # the scaler looks for its scale: an overflow is its ordinary signal
-        return False
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether every group of the optimizer is in torch's fused form."""
+    fused = all(group.get("fused") is True for group in optimizer.param_groups)
+    return fused and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def takes_verdict(optimizer: Optimizer) -> bool:
@@ -86,9 +99,7 @@ def takes_verdict(optimizer: Optimizer) -> bool:
     Fused optimizers skip their whole step where ``found_inf`` is 1. Momentum SGD only once it has its buffers: in a
     refused first step torch leaves them uninitialized.
     """
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return False
-    if any(group.get("fused") is not True for group in optimizer.param_groups):
+    if not is_fused(optimizer):
         return False
     if any(group.get("momentum") for group in optimizer.param_groups):
         state = optimizer.state
@@ -129,6 +140,7 @@ class DeviceGuard(HostGuard):
         )  # the same memory: reading it is no operation of torch's, and no wait
         self._make_event = torch.cuda.Event if pinned else None
         self._open: _Open | None = None
+        self._said = False
 
     def settle(self, run: RunState) -> None:
         opened, self._open = self._open, None
@@ -153,14 +165,22 @@ class DeviceGuard(HostGuard):
         scaler: Any = None,
     ) -> bool:
         self.settle(run)
-        if not active or not all(takes_verdict(each.optimizer) for each in active):
-            return super().make_update(active, run, buffers, scale=scale, max_norm=max_norm, scaler=scaler)
+        if not active:
+            return super().make_update(active, run, buffers)
         norms = [each.measure_on_device(scale) for each in active]
         # A sum that is not finite has a term that is not (norms are at least 0, and losses far from overflow).
-        total = torch.stack(
-            [*norms, *[loss.to(norms[0].dtype).reshape(()) for loss in run.pending_losses()]]
-        ).sum()
-        bad = (~torch.isfinite(total)).float()
+        losses = [loss.to(norms[0].dtype).reshape(()) for loss in run.pending_losses()]
+        bad = (~torch.isfinite(torch.stack([*norms, *losses]).sum())).float()
+        if not all(takes_verdict(each.optimizer) for each in active):
+            self._say_that_it_reads(active)
+            if bad.item():  # the one read of such an update
+                self._skip(run, buffers, overflow=scaler is not None)
+                return False
+            for each in active:
+                each.scale_on_device(max_norm)
+            self._step(active, scaler)
+            run.commit_window(stepped=True, bad=bad)
+            return True
         for each in active:
             each.scale_on_device(max_norm)
         for each in active:
@@ -168,6 +188,16 @@ class DeviceGuard(HostGuard):
         buffers.put_back_if(bad)
         self._commit(run, bad * _ALL_BAD, bad, stepped=True, closes=True)
         return True
+
+    def _say_that_it_reads(self, active: Sequence[Gradients]) -> None:
+        plain = sorted({type(each.optimizer).__name__ for each in active if not is_fused(each.optimizer)})
+        if plain and not self._said:
+            self._said = True
+            logger.info(
+                "%s is not fused, so the host waits for one value an update to keep bad gradients out; fused: true "
+                "saves that",
+                ", ".join(plain),
+            )
 
     def judge_later(
         self, flags: Sequence[Tensor], run: RunState, buffers: Buffers, *, stepped: bool, closes: bool

@@ -38,6 +38,11 @@ class UpdateOptions(OptionGroup):
     remove_vector_weight_decay: bool = option(
         False, "Put biases and other parameters of one dimension into a parameter group without weight decay."
     )
+    fused: bool = option(
+        False,
+        "Use torch's fused form of the optimizers: one kernel a step; the last bits of an update change.",
+        ours=True,
+    )
     loss_average: Literal["items", "batches"] = option(
         "items",
         "What an average counts: items (a batch weighs its `loss_weight`) or batches (all weigh 1).",

@@ -19,7 +19,9 @@ __all__ = [
     "say_finished",
     "say_from_where",
     "say_how",
+    "say_that_it_goes_on",
     "say_what_differs",
+    "say_which_hparams_differ",
     "warn_of_shadowed_options",
     "warn_of_unread_keys",
 ]
@@ -36,13 +38,17 @@ def parameter_line(modules: torch.nn.Module) -> str:
     return f"{trained:,} trainable of {sum(param.numel() for param in parameters):,} parameters"
 
 
-def say_how(modules: torch.nn.Module, device: torch.device, options: RunOptions, seed: int) -> None:
-    """The line with which a run starts."""
+def say_how(
+    modules: torch.nn.Module, device: torch.device, options: RunOptions, seed: int, own_steps: bool = False
+) -> None:
+    """The line with which a run starts; `own_steps`: whether the user's fit_batch may step without optimizers_step."""
     clip = (
         "no clipping"
         if options.max_grad_norm is None
         else f"gradients clipped to norm {options.max_grad_norm:g}"
     )
+    if own_steps and options.max_grad_norm is not None:
+        clip += " where your fit_batch calls optimizers_step"
     differing = ", ".join(f"{name}={value!r}" for name, value in options.differing().items())
     logger.info(
         "%s on %s in %s; %s; seed %s%s",
@@ -64,6 +70,20 @@ def say_from_where(run: RunState, loaded: Checkpoint | None, checkpointer: Check
         logger.info("starting from scratch: there is no checkpoint in %s", checkpointer.checkpoints_dir)
 
 
+def say_that_it_goes_on(run: RunState, number: int) -> None:
+    """A further fit of the same Brain, or one that an error or Ctrl-C had interrupted."""
+    if run.fit == number and run.step:
+        logger.info(
+            "fit %d goes on in epoch %d, after batch %d, update %d",
+            number,
+            run.epoch + 1,
+            run.step,
+            run.optimizer_step,
+        )
+    elif run.fit < number:
+        logger.info("fit %d goes on with the live weights, update %d", number, run.optimizer_step)
+
+
 def say_what_differs(loaded: Checkpoint, now: dict[str, Any]) -> None:
     """A resume where the torch build, the CPU, the threads, the optimizers or compile differ may differ in bits."""
     before = loaded.environment
@@ -74,6 +94,21 @@ def say_what_differs(loaded: Checkpoint, now: dict[str, Any]) -> None:
     ]
     if changed:
         logger.warning("going on, but not to the same bits as without the restart: %s", "; ".join(changed))
+
+
+def say_which_hparams_differ(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Hparams that are not those of the checkpoint: what they change in a saved object, the checkpoint takes back."""
+    changed = [
+        f"{key} was {before[key]!r} and is {now[key]!r}"
+        for key in now
+        if key in before and before[key] != now[key]
+    ]
+    if changed:
+        logger.warning(
+            "hparams differ from those of the checkpoint: %s. What the checkpoint holds wins: an optimizer keeps its "
+            "learning rate, a schedule its place. For another run start in a new folder.",
+            "; ".join(changed),
+        )
 
 
 def say_finished(epoch_counter: Any, run: RunState, limit_reached: bool) -> None:
@@ -116,5 +151,10 @@ def warn_of_unread_keys(keys: Iterable[str]) -> None:
     """Keys of hparams that nothing read and that look like an option that was meant."""
     pairs = RunOptions.resembling(keys)
     if pairs:
-        listed = ", ".join(f"{key!r} (did you mean {option!r}?)" for key, option in pairs)
+        listed = ", ".join(
+            f"{key!r} (an option of that name has to stand under run_opts:)"
+            if key == option
+            else f"{key!r} (did you mean {option!r}?)"
+            for key, option in pairs
+        )
         logger.warning("nothing read these keys of hparams, which look like options: %s", listed)

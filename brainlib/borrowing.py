@@ -68,6 +68,11 @@ def choose_checkpoint(
     if checkpointer is None:
         if choice is not None:
             raise ValueError(f"checkpoint={choice!r} needs a Brain with a checkpointer; this one has none")
+        if max_key is not None or min_key is not None:
+            logger.warning(
+                "evaluating with the current weights: %s has no effect, because this Brain has no checkpointer",
+                f"max_key={max_key!r}" if max_key is not None else f"min_key={min_key!r}",
+            )
         return None
     if choice not in (None, "best", "last"):
         if not os.path.exists(choice if isinstance(choice, (str, os.PathLike)) else choice.path):

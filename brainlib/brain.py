@@ -23,16 +23,18 @@ from brainlib.announcements import (
     say_finished,
     say_from_where,
     say_how,
+    say_that_it_goes_on,
     say_what_differs,
     warn_of_shadowed_options,
     warn_of_unread_keys,
 )
+from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
 from brainlib.borrowing import choose_checkpoint, preserved_weights
 from brainlib.brain_state import MID_EPOCH_VALIDATION, BrainState, has_state, warn_of_unsaved
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
-from brainlib.data.sources import BatchSource, Lookahead, is_ready, source_of
+from brainlib.data.sources import BatchSource, Lookahead, check_set, is_ready, source_of
 from brainlib.data.transfer import on_device
 from brainlib.distributed.world import World
 from brainlib.experiment import current_experiment, in_experiment
@@ -119,6 +121,7 @@ class Brain:
         extensions: Iterable[Extension] = (),
     ) -> None:
         users_own = set(self.__dict__)  # attributes that a subclass made before it called this
+        check_arguments(modules, opt_class, hparams, checkpointer, loggers)
         hparams = dict(hparams or {})
         # Who takes part, and how
         self._world = World.from_environment()
@@ -129,7 +132,7 @@ class Brain:
         self.evaluation_ctx = precision_of(self._options.eval_precision, self.device).context()
         set_matmul_precision(self._options.tf32)
         # What is trained
-        self.modules = _module_dict(modules).to(self.device)
+        self.modules = torch.nn.ModuleDict(dict(modules or {})).to(self.device)
         if self._options.channels_last:
             to_channels_last(self.modules)
         self.opt_class = opt_class
@@ -140,7 +143,7 @@ class Brain:
         self._guard = self._make_guard()
         self._outer = self._new_scope()
         self._scope = self._outer  # of the innermost fit: a hook may call fit
-        self._seed: int | None = _seed_of(hparams)
+        self._seed: int | None = seed_of(hparams)
         self._state = BrainState(self)
         self.checkpointer = checkpointer
         # What hangs on the loop
@@ -208,7 +211,10 @@ class Brain:
         """Called before a training batch is computed; `should_step`: whether this batch closes an update."""
 
     def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
-        """Called after a training batch, and after the update if it closed one. The place for a per-update schedule."""
+        """Called after a training batch; `should_step`: whether it closed an update that was made.
+
+        The place for a per-update schedule.
+        """
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: Any = None) -> None:
         """Called at the end of each stage with its average loss. For VALID and TEST inside eval mode and ``no_grad``.
@@ -282,6 +288,7 @@ class Brain:
                 ``nonfinite_patience`` updates in a row that were not finite, or data that changed in the middle of
                 an epoch that is resumed.
         """
+        check_fit_arguments(epoch_counter)
         if self._options.test_only:
             logger.info("fit: skipped, because the option test_only is set")
             return
@@ -338,7 +345,7 @@ class Brain:
         if run.step == 0:
             raise ValueError(train.empty_message(run.epoch))
 
-        train_loss = run.loss.value()
+        train_loss = run.loss.value() if run.loss.weight else math.nan  # every window was void
         self._scope.losses = {"train_loss": train_loss}
         with self._closing_epoch(epoch, valid is None):
             self.on_stage_end(Stage.TRAIN, train_loss, epoch)
@@ -369,7 +376,8 @@ class Brain:
         run.record(detached, weight)
         if should_step:
             self.optimizers_step()
-        self.on_fit_batch_end(batch, outputs, loss, should_step)
+        # A window that was void made no update: a schedule that is stepped in this hook stands still.
+        self.on_fit_batch_end(batch, outputs, loss, should_step and run.verdict is not False)
         return detached
 
     def optimizers_step(self) -> None:
@@ -386,6 +394,7 @@ class Brain:
             for each in active:
                 scaler.unscale_(each.optimizer)
 
+        self._settle_verdict()
         self._scope.watch.trusted = True  # these steps are judged here
         scale = 1.0 / run.weight if self._weighted and run.recorded else 1.0
         self._guard.make_update(
@@ -563,6 +572,7 @@ class Brain:
             raise ValueError(
                 f"the {stage.name} dataset is empty: it holds no item. Check the manifest and its filters."
             )
+        check_loader_options(loader_kwargs)
         return DataLoader(dataset, **loader_kwargs)
 
     def init_optimizers(self) -> None:
@@ -679,6 +689,11 @@ class Brain:
         options = self.__dict__.get("_options")
         if options is not None and name in RunOptions.names():
             return getattr(options, name)
+        if options is None:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}: its __init__ has not called "
+                "super().__init__(...), or has not yet"
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # ------------------------------------------------------------------------------------------------------------
@@ -783,7 +798,11 @@ class Brain:
         loaded = self.checkpointer.loaded if self.checkpointer is not None and self._state.loaded else None
         if self._seed is None:
             self._seed = draw_seed()
-        say_how(self.modules, self.device, self._options, self._seed)
+        say_how(self.modules, self.device, self._options, self._seed, own_steps=self._custom_fit_batch)
+        if not self._optimizers.found and not self._custom_fit_batch:
+            logger.warning(
+                "no parameter will be updated: there is no optimizer. Give opt_class, or make one in init_optimizers."
+            )
         say_from_where(self._scope.run, loaded, self.checkpointer)
         self._save_triggers = self._make_save_triggers()
         if self.checkpointer is not None:
@@ -830,6 +849,8 @@ class Brain:
             if hasattr(epoch_counter, "seek"):
                 epoch_counter.seek(max(epoch_counter.current, epoch_counter.limit))
             return False
+        if not scope.inner and number > 0 or run.step:
+            say_that_it_goes_on(run, number)
         if scope.inner or run.fit < number:
             run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
         elif self._loaded_counter is not None and hasattr(epoch_counter, "load_state_dict"):
@@ -910,6 +931,7 @@ class Brain:
                 run.skip_window(closes)
                 self._scope.buffers.put_back()
             elif watch.flags and isinstance(self._guard, DeviceGuard):
+                self._settle_verdict()
                 self._guard.judge_later(watch.flags, run, self._scope.buffers, stepped=stepped, closes=closes)
             elif watch.stepped or closes:
                 run.commit_window(stepped, run.finite_pending() and not watch.refused, closes)
@@ -1129,28 +1151,6 @@ class Brain:
         if what not in self._said:
             self._said.add(what)
             logger.warning("%s", message)
-
-
-def _module_dict(modules: Mapping[str, torch.nn.Module] | None) -> torch.nn.ModuleDict:
-    for name, module in (modules or {}).items():
-        if not isinstance(module, torch.nn.Module):
-            raise ValueError(f"modules[{name!r}] is a {type(module).__name__}; it must be a torch.nn.Module")
-        if not isinstance(name, str) or not name.isidentifier() or hasattr(torch.nn.ModuleDict, name):
-            raise ValueError(
-                f"modules has the key {name!r}; a key becomes an attribute of brain.modules, so it must be "
-                f"a plain name "
-                "(letters, digits, underscores) that torch.nn.ModuleDict does not use itself"
-            )
-    return torch.nn.ModuleDict(dict(modules or {}))
-
-
-def _seed_of(hparams: Mapping[str, Any]) -> int | None:
-    seed = hparams.get("seed")
-    if seed is None:
-        return last_seed()
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"the hparams key 'seed' is {seed!r}; it must be an integer, 0 or more")
-    return seed
 
 
 def _plain_epoch(epoch: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from brainlib.announcements import say_which_hparams_differ
 from brainlib.common.logs import logger
 from brainlib.seeding import generator_states, set_generator_states
 
@@ -42,6 +43,7 @@ class BrainState:
         return {
             "version": _VERSION,
             "seed": brain._seed,
+            "hparams": plain_hparams(brain.hparams),
             "run": run.state_dict(closed),
             "data": brain._outer.fingerprint,
             "epoch_counter": _state_of(brain._outer.epoch_counter),
@@ -69,6 +71,7 @@ class BrainState:
                 brain._seed,
                 state["seed"],
             )
+        say_which_hparams_differ(state["hparams"], plain_hparams(brain.hparams))
         brain._seed = state["seed"]
         brain._outer.fingerprint = state["data"]
         brain._loaded_counter = state[
@@ -123,6 +126,23 @@ def has_state(value: Any) -> bool:
     if isinstance(value, torch.Generator):
         return True
     return not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def plain_hparams(hparams: Any) -> dict[str, Any]:
+    """The numbers, words and switches of the experiment; paths may change with a move of the folder, seeds
+    are told apart.
+
+    >>> from types import SimpleNamespace
+    >>> plain_hparams(SimpleNamespace(lr=0.1, output_folder="results/x", model=object(), seed=1))
+    {'lr': 0.1}
+    """
+    return {
+        key: value
+        for key, value in vars(hparams).items()
+        if key != "seed"
+        and isinstance(value, (bool, int, float, str))
+        and not (isinstance(value, str) and "/" in value)
+    }
 
 
 def _state_of(counter: Any) -> Any:

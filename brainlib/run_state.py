@@ -30,8 +30,8 @@ __all__ = ["RunState", "RunningMean"]
 class RunningMean:
     """A weighted mean in float64: sum of ``weight · value`` over sum of ``weight``.
 
-    Values on the CPU are added as Python floats (IEEE float64). Values on an accelerator are added on the device, so
-    that nothing waits for them; `value` reads them.
+    Values on the CPU are added as Python floats (IEEE float64). Values on an accelerator are written into a ring on the
+    device, which is summed when it is full or somebody reads: an addition is one copy, and nothing waits for it.
 
     >>> import torch
     >>> mean = RunningMean()
@@ -40,38 +40,103 @@ class RunningMean:
     2.0
     """
 
-    __slots__ = ("total", "weight")
+    __slots__ = ("_ring", "_total", "weight")
 
     def __init__(self) -> None:
-        self.total: float | Tensor = 0.0
+        self._total = 0.0
         self.weight = 0.0
+        self._ring: _Ring | None = None
 
-    def add(self, value: float | Tensor, weight: float, on_device: bool = False) -> None:
+    def add(self, value: float | Tensor, weight: float, bad: Tensor | None = None) -> None:
         """Add one value (a number or a tensor with one element) that stands for `weight` items.
 
-        With `on_device` a tensor on the CPU stays one, too.
+        Args:
+            value: the value.
+            weight: its weight.
+            bad: 0 or 1, on a device: with 1 the value counts as 0 (`weight` is added in any case).
         """
-        if isinstance(value, Tensor):
-            on_device = on_device or value.device.type != "cpu"
-            value = value.detach().double().reshape(()) if on_device else value.item()
-        self.total = self.total + value * weight
+        if isinstance(value, Tensor) and (bad is not None or value.device.type != "cpu"):
+            if self._ring is None or self._ring.device != value.device:
+                self._fold()
+                self._ring = _Ring(value.device)
+            if self._ring.is_full:
+                self._fold()
+            self._ring.write(value.detach(), weight, bad)
+        else:
+            self._total += (value.item() if isinstance(value, Tensor) else value) * weight
         self.weight += weight
 
     def value(self) -> float:
         """The mean so far; 0.0 before anything was added."""
-        return float(self.total) / self.weight if self.weight else 0.0
+        self._fold()
+        return self._total / self.weight if self.weight else 0.0
 
     def reset(self) -> None:
         """Start again from nothing."""
-        self.total, self.weight = 0.0, 0.0
+        self._total, self.weight = 0.0, 0.0
+        if self._ring is not None:
+            self._ring.clear()
+
+    def _fold(self) -> None:
+        if self._ring is not None:
+            self._total += self._ring.take()
 
     def state_dict(self) -> dict[str, float]:
         """Sum and weight."""
-        return {"total": float(self.total), "weight": self.weight}
+        self._fold()
+        return {"total": self._total, "weight": self.weight}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Put back what `state_dict` returned."""
-        self.total, self.weight = state["total"], state["weight"]
+        self.reset()
+        self._total, self.weight = state["total"], state["weight"]
+
+
+class _Ring:
+    """Values that wait on a device for their sum."""
+
+    def __init__(self, device: torch.device, size: int = 1024) -> None:
+        self.device = device
+        self._values = torch.zeros(size, dtype=torch.float64, device=device)
+        self._bad = torch.zeros(size, device=device)
+        self._slots = list(zip(self._values.unbind(), self._bad.unbind(), strict=True))
+        self._weights: list[float] = []
+        self._any_bad = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._weights) == len(self._slots)
+
+    def write(self, value: Tensor, weight: float, bad: Tensor | None) -> None:
+        slot, bad_slot = self._slots[len(self._weights)]
+        slot.copy_(value.reshape(()) if value.dim() else value)
+        if bad is not None:
+            bad_slot.copy_(bad)
+            self._any_bad = True
+        self._weights.append(weight)
+
+    def take(self) -> float:
+        """The weighted sum of what is in it; empties it. Reads the device once."""
+        n = len(self._weights)
+        if n == 0:
+            return 0.0
+        values = self._values[:n]
+        if self._any_bad:
+            values = torch.where(self._bad[:n] > 0, 0.0, values)
+        values = (
+            values.cpu()
+        )  # added one after the other, in the order and with the bits of a run on the host
+        total = 0.0
+        for value, weight in zip(values.tolist(), self._weights, strict=True):
+            total += value * weight
+        self.clear()
+        return total
+
+    def clear(self) -> None:
+        self._weights.clear()
+        if self._any_bad:
+            self._bad.zero_()
+            self._any_bad = False
 
 
 _COUNTERS = (
@@ -192,10 +257,7 @@ class RunState:
         before = self.loss.weight
         for loss, weight in self.pending:
             if bad is not None:
-                loss = torch.where(
-                    bad.reshape(()) > 0, 0.0, torch.as_tensor(loss, device=bad.device).double()
-                )
-                self._count_loss(loss, weight, on_device=True)
+                self._count_loss(loss, weight, bad)
             elif finite or math.isfinite(float(loss)):
                 self._count_loss(loss, weight)
         if stepped:
@@ -228,8 +290,8 @@ class RunState:
         self._empty_window(closes)
         self.verdict = False
 
-    def _count_loss(self, loss: float | Tensor, weight: float, on_device: bool = False) -> None:
-        self.loss.add(loss, weight if self.by_items else 1.0, on_device)
+    def _count_loss(self, loss: float | Tensor, weight: float, bad: Tensor | None = None) -> None:
+        self.loss.add(loss, weight if self.by_items else 1.0, bad)
 
     def _count_nonfinite(self) -> None:
         self.nonfinite_windows += 1

@@ -25,7 +25,7 @@ from brainlib.data.order import order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
 from brainlib.seeding import derive, preserved_generators
 
-__all__ = ["BatchSource", "Lookahead", "is_ready", "source_of"]
+__all__ = ["BatchSource", "Lookahead", "check_set", "is_ready", "source_of"]
 
 
 class BatchSource:
@@ -192,6 +192,22 @@ def is_ready(data: Any, loader_kwargs: Mapping[str, Any] | None) -> bool:
     return not (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
 
 
+def check_set(data: Any, name: str) -> None:
+    """Refuse what is neither a dataset nor batches.
+
+    >>> check_set({"input": 1}, "train_set")
+    Traceback (most recent call last):
+    ...
+    TypeError: train_set is a dict; it must be a Dataset, a DataLoader, or a list or other iterable of batches. ...
+    """
+    readable = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    if isinstance(data, (str, bytes, Mapping)) or not readable:
+        raise TypeError(
+            f"{name} is a {type(data).__name__}; it must be a Dataset, a DataLoader, or a list or other iterable of "
+            "batches. One batch alone goes into a list: [batch]."
+        )
+
+
 def source_of(data: Any, name: str) -> BatchSource:
     """The source for ready batches or a loader; see the module's table.
 
@@ -200,13 +216,7 @@ def source_of(data: Any, name: str) -> BatchSource:
         TypeError: For what is neither: a dict, a string, a number.
     """
     source: BatchSource
-    if isinstance(data, (str, bytes, Mapping)) or (
-        not hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
-    ):
-        raise TypeError(
-            f"{name} is a {type(data).__name__}; it must be a Dataset, a DataLoader, or a list or other iterable of "
-            "batches. One batch alone goes into a list: [batch]."
-        )
+    check_set(data, name)
     if isinstance(data, DataLoader):
         plain = type(data) is DataLoader and not isinstance(data.dataset, IterableDataset)
         source = LoaderBatches(data, name) if plain else IterableBatches(data, name)

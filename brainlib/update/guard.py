@@ -112,14 +112,12 @@ def takes_verdict(optimizer: Optimizer) -> bool:
     return True
 
 
-_SOME_BAD, _ALL_BAD = 1.0, 2.0  # what a verdict may be beside 0
-
-
 @dataclass
 class _Open:
     """A window whose verdict the host does not know yet; it is counted as good until then."""
 
     event: Any  # recorded behind the copy of the verdict; None where copies are done when they return
+    all_bad: float  # the verdict that means: nothing of it stands
     weight: float  # that its losses added to the average
     stepped: bool
     in_a_row: int  # nonfinite_in_a_row before it
@@ -141,6 +139,7 @@ class DeviceGuard(HostGuard):
         self._make_event = torch.cuda.Event if pinned else None
         self._open: _Open | None = None
         self._said = False
+        self._flag: Tensor | None = None
 
     def settle(self, run: RunState) -> None:
         opened, self._open = self._open, None
@@ -149,9 +148,9 @@ class DeviceGuard(HostGuard):
         if opened.event is not None:
             opened.event.synchronize()  # of a step that was queued a whole forward and backward ago
         verdict = self._verdict[0]
-        if verdict == _ALL_BAD:
+        if verdict == opened.all_bad:
             run.revoke_window(opened.weight, opened.stepped, opened.in_a_row)
-        elif verdict == _SOME_BAD:  # one of the user's steps was refused, another stands
+        elif verdict:  # one of the user's steps was refused, another stands
             run.revoke_window(0.0, False, opened.in_a_row)
 
     def make_update(
@@ -168,9 +167,7 @@ class DeviceGuard(HostGuard):
         if not active:
             return super().make_update(active, run, buffers)
         norms = [each.measure_on_device(scale) for each in active]
-        # A sum that is not finite has a term that is not (norms are at least 0, and losses far from overflow).
-        losses = [loss.to(norms[0].dtype).reshape(()) for loss in run.pending_losses()]
-        bad = (~torch.isfinite(torch.stack([*norms, *losses]).sum())).float()
+        bad = self._any_nonfinite([*norms, *run.pending_losses()])
         if not all(takes_verdict(each.optimizer) for each in active):
             self._say_that_it_reads(active)
             if bad.item():  # the one read of such an update
@@ -186,8 +183,17 @@ class DeviceGuard(HostGuard):
         for each in active:
             step_unless(each.optimizer, bad)
         buffers.put_back_if(bad)
-        self._commit(run, bad * _ALL_BAD, bad, stepped=True, closes=True)
+        self._commit(run, bad, bad, all_bad=1.0, stepped=True, closes=True)
         return True
+
+    def _any_nonfinite(self, values: Sequence[Tensor]) -> Tensor:
+        """1 if one of them is not finite, else 0, on the device: the check of torch's gradient scaler, one operation."""
+        if self._flag is None:
+            self._flag = torch.zeros((), device=values[0].device)
+            self._one = torch.ones((), device=values[0].device)
+        self._flag.zero_()
+        torch._amp_foreach_non_finite_check_and_unscale_(list(values), self._flag, self._one)
+        return self._flag
 
     def _say_that_it_reads(self, active: Sequence[Gradients]) -> None:
         plain = sorted({type(each.optimizer).__name__ for each in active if not is_fused(each.optimizer)})
@@ -207,9 +213,11 @@ class DeviceGuard(HostGuard):
         each = torch.stack(list(flags))
         bad = each.amin()
         buffers.put_back_if(bad)
-        self._commit(run, bad + each.amax(), bad, stepped=stepped, closes=closes)
+        self._commit(run, bad + each.amax(), bad, all_bad=2.0, stepped=stepped, closes=closes)
 
-    def _commit(self, run: RunState, verdict: Tensor, bad: Tensor, *, stepped: bool, closes: bool) -> None:
+    def _commit(
+        self, run: RunState, verdict: Tensor, bad: Tensor, *, all_bad: float, stepped: bool, closes: bool
+    ) -> None:
         """Count the window as good, and send the verdict on its way to the host."""
         self._slot.copy_(verdict, non_blocking=True)
         event = None
@@ -218,7 +226,7 @@ class DeviceGuard(HostGuard):
             event.record()
         before = run.nonfinite_in_a_row
         weight = run.commit_window(stepped, closes=closes, bad=bad)
-        self._open = _Open(event, weight, stepped, before)
+        self._open = _Open(event, all_bad, weight, stepped, before)
 
 
 def step_unless(optimizer: Any, bad: Tensor) -> None:

@@ -20,19 +20,23 @@ from brainlib.checkpoint import (
 from brainlib.config import dump_hyperpyyaml, load_hyperpyyaml, parse_arguments
 from brainlib.config.experiment_directory import create_experiment_directory
 from brainlib.distributed.world import if_main_process, run_on_main
+from brainlib.ema import EMA, load_average
 from brainlib.epoch_counter import EpochCounter, EpochCounterWithStopper
 from brainlib.experiment import write_results
 from brainlib.extension import Extension, make_extension
+from brainlib.learning_rate import LearningRate
 from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, TrainLogger, read_metrics
 from brainlib.options import RunOptions
 from brainlib.run_state import RunState
 from brainlib.seeding import seed_everything
 from brainlib.stage import Stage
 from brainlib.triggers import IntervalTrigger, LimitTrigger, Trigger
+from brainlib.update.schedules import NewBob, Noam, Plateau, WarmUp, update_learning_rate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EMA",
     "Brain",
     "Checkpoint",
     "CheckpointError",
@@ -43,17 +47,23 @@ __all__ = [
     "FileTrainLogger",
     "IntervalTrigger",
     "JsonlLogger",
+    "LearningRate",
     "LimitTrigger",
+    "NewBob",
+    "Noam",
+    "Plateau",
     "RunOptions",
     "RunState",
     "Stage",
     "TensorboardLogger",
     "TrainLogger",
     "Trigger",
+    "WarmUp",
     "average_checkpoints",
     "create_experiment_directory",
     "dump_hyperpyyaml",
     "if_main_process",
+    "load_average",
     "load_hyperpyyaml",
     "load_weights",
     "make_extension",
@@ -65,5 +75,6 @@ __all__ = [
     "register_checkpoint_hooks",
     "run_on_main",
     "seed_everything",
+    "update_learning_rate",
     "write_results",
 ]

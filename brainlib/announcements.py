@@ -33,7 +33,7 @@ def parameter_line(modules: torch.nn.Module) -> str:
     >>> parameter_line(torch.nn.Linear(10, 10))
     '110 trainable of 110 parameters'
     """
-    parameters = list(modules.parameters())
+    parameters = [param for param in modules.parameters() if not torch.nn.parameter.is_lazy(param)]
     trained = sum(param.numel() for param in parameters if param.requires_grad)
     return f"{trained:,} trainable of {sum(param.numel() for param in parameters):,} parameters"
 
@@ -80,7 +80,7 @@ def say_that_it_goes_on(run: RunState, number: int) -> None:
             run.step,
             run.optimizer_step,
         )
-    elif run.fit < number:
+    elif 0 <= run.fit < number:
         logger.info("fit %d goes on with the live weights, update %d", number, run.optimizer_step)
 
 

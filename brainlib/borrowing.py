@@ -16,7 +16,7 @@ from brainlib.common.logs import logger
 if TYPE_CHECKING:
     from brainlib.checkpoint.checkpointer import Checkpointer
 
-__all__ = ["choose_checkpoint", "preserved_weights"]
+__all__ = ["load_for_evaluation", "preserved_buffers", "preserved_weights"]
 
 
 @contextmanager
@@ -47,10 +47,37 @@ def preserved_weights(objects: Iterable[Any]) -> Iterator[None]:
             module.load_state_dict(state)
 
 
-def choose_checkpoint(
+@contextmanager
+def preserved_buffers(modules: torch.nn.Module) -> Iterator[None]:
+    """The buffers of `modules`, also those that no state dict holds, are afterwards what they were.
+
+    >>> norm = torch.nn.BatchNorm1d(1)
+    >>> with preserved_buffers(norm):
+    ...     _ = norm(torch.ones(2, 1))
+    >>> norm.running_mean
+    tensor([0.])
+    """
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in modules.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in kept:
+                module._buffers[name] = buffer
+                buffer.copy_(value)
+
+
+def load_for_evaluation(
     checkpointer: Checkpointer | None, choice: Any, max_key: str | None = None, min_key: str | None = None
-) -> Any:
-    """What an evaluation should load: a checkpoint, a path, or None for the current weights. A line says which.
+) -> None:
+    """Load what an evaluation should use, or leave the current weights; a line says which.
+
+    A damaged checkpoint is passed over with a warning, and the next by the same rule is taken.
 
     Args:
         checkpointer: the Brain's, or None.
@@ -64,7 +91,7 @@ def choose_checkpoint(
     """
     if choice == "current":
         logger.info("evaluating with the current weights")
-        return None
+        return
     if checkpointer is None:
         if choice is not None:
             raise ValueError(f"checkpoint={choice!r} needs a Brain with a checkpointer; this one has none")
@@ -73,44 +100,36 @@ def choose_checkpoint(
                 "evaluating with the current weights: %s has no effect, because this Brain has no checkpointer",
                 f"max_key={max_key!r}" if max_key is not None else f"min_key={min_key!r}",
             )
-        return None
+        return
     if choice not in (None, "best", "last"):
         if not os.path.exists(choice if isinstance(choice, (str, os.PathLike)) else choice.path):
             raise ValueError(
                 f"checkpoint={choice!r}: there is no such path; give 'best', 'last', 'current', or the path of a "
                 f"checkpoint.{nearest(str(choice), ('best', 'last', 'current'))}"
             )
-        logger.info("evaluating with the weights of %s", choice)
-        return choice
-    criterion = checkpointer.declared_criterion()
-    if max_key is not None or min_key is not None:
-        order, key = ("max", max_key) if max_key is not None else ("min", min_key)
-    elif choice == "last":
-        order, key = "", None
-    elif criterion is not None:
-        order, key = criterion
-    elif choice == "best":
-        raise ValueError(
-            "checkpoint='best' needs a criterion, and none was declared: save with save_and_keep_only(..., "
-            "min_keys=[...]) or "
-            "max_keys=[...], or give evaluate a max_key or min_key"
-        )
-    else:
-        order, key = "", None
+        found = checkpointer.load_checkpoint(choice)
+        logger.info("evaluating with the weights of %s", found.path)
+        return
 
-    if key is None:
-        found = checkpointer.newest()
-    elif order == "max":
-        found = checkpointer.find_checkpoint(max_key=key)
-    else:
-        found = checkpointer.find_checkpoint(min_key=key)
-    if found is not None:
-        why = "newest" if key is None else f"{'largest' if order == 'max' else 'smallest'} {key}"
-        logger.info("evaluating with the weights of %s (%s)", found.path, why)
+    criterion = checkpointer.declared_criterion()
+    if choice == "last":
+        max_key = min_key = None
+    elif max_key is None and min_key is None:
+        if criterion is not None:
+            max_key, min_key = (criterion[1], None) if criterion[0] == "max" else (None, criterion[1])
+        elif choice == "best":
+            raise ValueError(
+                "checkpoint='best' needs a criterion, and none was declared: save with save_and_keep_only(..., "
+                "min_keys=[...]) or max_keys=[...], or give evaluate a max_key or min_key"
+            )
+    loaded = checkpointer.recover_if_possible(max_key=max_key, min_key=min_key)
+    if loaded is not None:
+        why = f"largest {max_key}" if max_key is not None else "newest"
+        why = f"smallest {min_key}" if min_key is not None else why
+        logger.info("evaluating with the weights of %s (%s)", loaded.path, why)
     elif choice is not None:
         raise ValueError(f"checkpoint={choice!r}: there is no checkpoint in {checkpointer.checkpoints_dir}")
     else:
         logger.info(
             "evaluating with the current weights: there is no checkpoint in %s", checkpointer.checkpoints_dir
         )
-    return found

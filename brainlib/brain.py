@@ -29,23 +29,24 @@ from brainlib.announcements import (
     warn_of_unread_keys,
 )
 from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
-from brainlib.borrowing import choose_checkpoint, preserved_weights
-from brainlib.brain_state import MID_EPOCH_VALIDATION, BrainState, has_state, warn_of_unsaved
+from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
+from brainlib.brain_state import MID_EPOCH_VALIDATION, BrainState, warn_of_unsaved
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
-from brainlib.data.sources import BatchSource, Lookahead, check_set, is_ready, source_of
+from brainlib.data.sources import BatchSource, Lookahead, is_ready, source_of
 from brainlib.data.transfer import on_device
 from brainlib.distributed.world import World
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope
+from brainlib.found import attributes_of, found_in
 from brainlib.hparams import HParams
 from brainlib.options import RunOptions
 from brainlib.precision import precision_of
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
-from brainlib.seeding import derive, draw_seed, last_seed, preserved_generators
+from brainlib.seeding import derive, draw_seed, preserved_generators
 from brainlib.stage import Stage
 from brainlib.triggers import Trigger, as_trigger
 from brainlib.update.buffers import Buffers
@@ -60,12 +61,16 @@ from brainlib.update.watch import OptimizerWatch
 from brainlib.update.window import Window
 
 if TYPE_CHECKING:
-    from brainlib.checkpoint.checkpointer import Checkpointer
+    from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
 
 __all__ = ["Brain"]
 
 _ALL_ALIKE: AbstractContextManager[None] = nullcontext()
 _NO_EPOCH = object()
+
+
+def _nothing() -> float:
+    return 0.0
 
 
 class Brain:
@@ -161,6 +166,8 @@ class Brain:
         self._custom_fit_batch = False
         self._weighted = False  # whether losses are scaled by their weights before they are summed
         self._max_grad_norm: float | None = self._options.max_grad_norm
+        self._update_limit: int | None = self._options.optimizer_step_limit
+        self._pending: Checkpoint | None = None  # what was loaded, until the fit it stands in begins
         self._loaded_counter: Any = None  # the state of the open fit's epoch counter, until that fit begins
         self._checkpoint_choice: Any = None
         self._active: list[Gradients] = []  # of the last update
@@ -227,10 +234,7 @@ class Brain:
         """Called by `evaluate` first: puts the weights of the wanted checkpoint in place. They are put
         back afterwards.
         """
-        chosen = choose_checkpoint(self.checkpointer, self._checkpoint_choice, max_key, min_key)
-        if chosen is not None:
-            assert self.checkpointer is not None
-            self.checkpointer.load_checkpoint(chosen)
+        load_for_evaluation(self.checkpointer, self._checkpoint_choice, max_key, min_key)
 
     def loss_weight(self, batch: Any, stage: Stage) -> float:
         """How many items (utterances, tokens, frames) the loss of this batch is a mean over.
@@ -307,7 +311,7 @@ class Brain:
         self, train: BatchSource, valid: BatchSource | None, epoch: Any, progressbar: bool | None
     ) -> None:
         """One epoch of training, from the batch at which the run stands. All ranks."""
-        run = self._scope.run
+        scope, run = self._scope, self._scope.run
         self.modules.train()  # before the hook: what the hook freezes stays frozen
         self.on_stage_start(Stage.TRAIN, epoch)
         self._replay_resumed()
@@ -326,6 +330,7 @@ class Brain:
                     run.begin_batch()
                     if run.micro == 1:
                         keep_buffers()
+                        scope.window_began = run.optimizer_step
                     self.should_step = closes = window.closes(run)
                     loss = self.fit_batch(batch)
                     if self._custom_fit_batch:
@@ -335,11 +340,7 @@ class Brain:
                         break
                     bar.advance(read_loss)
             except BaseException:
-                self._guard.settle(run)
-                if run.step != trained and run.micro and not run.recorded and not self._scope.watch.stepped:
-                    run.return_batch()  # not trained on: the same call made again begins with it
-                    if run.micro == 0:
-                        self._optimizers.drop_gradients()
+                self._take_back(trained)
                 raise
         self._settle_verdict()
         if run.step == 0:
@@ -349,6 +350,20 @@ class Brain:
         self._scope.losses = {"train_loss": train_loss}
         with self._closing_epoch(epoch, valid is None):
             self.on_stage_end(Stage.TRAIN, train_loss, epoch)
+
+    def _take_back(self, trained: int) -> None:
+        """An error came in a batch. What was not trained on is taken back, so that the same call made again repeats it:
+        the whole window, since its gradients cannot be told from half of those of the batch in hand.
+        """
+        run, scope = self._scope.run, self._scope
+        self._guard.settle(run)
+        if run.step == trained or scope.watch.stepped:
+            return  # the error came after the batch, or after a step of the user's
+        made = run.verdict is not None or (run.recorded and not self.should_step)
+        if not made:
+            run.return_batches(whole_window=run.optimizer_step == scope.window_began)
+            scope.buffers.put_back()
+            self._optimizers.drop_gradients()
 
     def fit_batch(self, batch: Any) -> Tensor:
         """Forward, loss, backward, and the update where the window closes; returns the loss, detached, on the device.
@@ -394,13 +409,16 @@ class Brain:
             for each in active:
                 scaler.unscale_(each.optimizer)
 
-        self._settle_verdict()
-        self._scope.watch.trusted = True  # these steps are judged here
+        if self._guard.late:
+            self._settle_verdict()
         scale = 1.0 / run.weight if self._weighted and run.recorded else 1.0
-        self._guard.make_update(
-            active, run, self._scope.buffers, scale=scale, max_norm=self._max_grad_norm, scaler=scaler
-        )
-        self._scope.watch.trusted = False
+        self._scope.watch.trusted = True  # these steps are judged here
+        try:
+            self._guard.make_update(
+                active, run, self._scope.buffers, scale=scale, max_norm=self._max_grad_norm, scaler=scaler
+            )
+        finally:
+            self._scope.watch.trusted = False
 
         self._active = active
         if scaler is not None and active:
@@ -445,7 +463,7 @@ class Brain:
 
     def _is_committed(self, checkpointer: Checkpointer) -> bool:
         """Whether the newest checkpoint of this process stands for where the run stands now."""
-        return checkpointer.written is not None and checkpointer.written.counters == self.counters()
+        return checkpointer.written is not None and checkpointer.written.counters == self._state.counters()
 
     # ------------------------------------------------------------------------------------------------------------
     # The book: evaluation
@@ -498,7 +516,10 @@ class Brain:
             if limit is not None:
                 total = min(limit, total if total is not None else limit)
             batches = islice(source.read(self._run_seed(), 0), limit)
-            with self._progress.bar(stage.name.lower(), total, 0, self._shows(progressbar)) as bar:
+            with (
+                self._progress.bar(stage.name.lower(), total, 0, self._shows(progressbar)) as bar,
+                self._extensions.evaluating(self, stage),
+            ):
                 for batch in on_device(batches, self.device):
                     self._scope.eval_step += 1
                     loss = self.evaluate_batch(batch, stage)
@@ -602,7 +623,7 @@ class Brain:
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zero the gradients of all optimizers."""
-        self._optimizers.find(self.__dict__, self.optimizers_dict)
+        self._find_optimizers()
         for optimizer in self._optimizers.found.values():
             optimizer.zero_grad(set_to_none)
 
@@ -697,45 +718,6 @@ class Brain:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # ------------------------------------------------------------------------------------------------------------
-    # For the checkpointer
-    # ------------------------------------------------------------------------------------------------------------
-
-    def found_recoverables(self) -> dict[str, Any]:
-        """What a checkpoint holds of this Brain, by name: asked anew at each save and load, since hooks
-        may add to it.
-        """
-        found: dict[str, Any] = {"brain": self._state, **dict(self.modules.items())}
-        for name, value in self.__dict__.items():
-            if name not in self._own_names and has_state(value):
-                found.setdefault(name, value)
-        if self.optimizer is not None:
-            found.setdefault("optimizer", self.optimizer)
-        if self.scaler.is_enabled():
-            found.setdefault("scaler", self.scaler)
-        for name, optimizer in self.optimizers_dict.items():
-            if all(optimizer is not value for value in found.values()):
-                found.setdefault(name, optimizer)
-        return found
-
-    def counters(self) -> dict[str, int]:
-        """Where the run stands, as it is written into a manifest."""
-        self._settle_verdict()
-        fit, epoch, step = self._outer.run.point(self._outer.closing)
-        return {"fit": fit, "epoch": epoch, "step": step, "optimizer_step": self._outer.run.optimizer_step}
-
-    def environment(self) -> dict[str, Any]:
-        """What else the bits of a run depend on: the forms of the optimizers, and whether modules are compiled."""
-        forms = {
-            name: f"{type(optimizer).__name__}{' fused' if optimizer.defaults.get('fused') else ''}"
-            for name, optimizer in self._optimizers.found.items()
-        }
-        return {"optimizers": forms, "compile": self._options.compile}
-
-    def closes_epoch(self) -> bool:
-        """Whether a checkpoint taken now stands for a closed epoch: in the last hook of it, and between epochs."""
-        return self._outer.closing or self._outer.run.step == 0
-
-    # ------------------------------------------------------------------------------------------------------------
     # A fit: its number, its start, its epochs
     # ------------------------------------------------------------------------------------------------------------
 
@@ -766,6 +748,7 @@ class Brain:
                 raise
             finally:
                 self._fitting, self._outer.epoch_counter = False, None
+                self._outer.validate_now = _nothing
                 self._extensions.close(self)
 
     @contextmanager
@@ -790,7 +773,7 @@ class Brain:
     def _settle_in(self) -> None:
         """After on_fit_start: look at what it made and loaded, and say how this fit starts."""
         self._custom_fit_batch = self._overridden("fit_batch")
-        self._optimizers.find(self.__dict__, self.optimizers_dict)
+        self._find_optimizers()
         self._weighted = self._options.grad_accumulation_factor > 1 or self._world.size > 1
         if self._ready:
             return
@@ -810,8 +793,7 @@ class Brain:
         if loaded is not None and self.checkpointer is not None:
             say_what_differs(loaded, self.checkpointer.environment())
             self._state.restore_generators()
-            if self._scope.run.step > 0:
-                self._scope.resumed = loaded
+            self._pending = loaded
         warn_of_shadowed_options(self.__dict__, self._own_names, self._options)
 
     def _open_epochs(
@@ -849,19 +831,39 @@ class Brain:
             if hasattr(epoch_counter, "seek"):
                 epoch_counter.seek(max(epoch_counter.current, epoch_counter.limit))
             return False
-        if not scope.inner and number > 0 or run.step:
-            say_that_it_goes_on(run, number)
-        if scope.inner or run.fit < number:
+        if scope.inner:
             run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
-        elif self._loaded_counter is not None and hasattr(epoch_counter, "load_state_dict"):
-            epoch_counter.load_state_dict(self._loaded_counter)
-        if not scope.inner:
-            self._loaded_counter = None
-            self._check_fingerprint(train)
-            self._extensions.start(self)
-            for trigger in self._save_triggers:
-                trigger.start(self)
+            return True
+        if self._pending is None:
+            say_that_it_goes_on(run, number)
+        if run.fit < number:
+            run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
+            self._pending = None
+        else:
+            self._resume_here(number, epoch_counter)
+        self._check_fingerprint(train)
+        self._extensions.start(self)
+        for trigger in self._save_triggers:
+            trigger.start(self)
         return True
+
+    def _resume_here(self, number: int, epoch_counter: Any) -> None:
+        """The fit that the checkpoint stands in begins. What the script did since it was loaded (in
+        on_fit_start, between its fits) it had done before the cut, too: the saved state is applied once more, over it.
+        """
+        loaded, self._pending = self._pending, None
+        if loaded is None:
+            return
+        assert self.checkpointer is not None
+        in_mid_epoch = self._scope.run.step > 0
+        if number > 0 or self._overridden("on_fit_start"):
+            self._scope.strict = not in_mid_epoch
+            self.checkpointer.load_checkpoint(loaded)
+            self._find_optimizers()
+        self._state.restore_generators()
+        self._scope.resumed = loaded if in_mid_epoch else None
+        if self._loaded_counter is not None and hasattr(epoch_counter, "load_state_dict"):
+            epoch_counter.load_state_dict(self._loaded_counter)
 
     def _replay_resumed(self) -> None:
         """The open epoch's on_stage_start has been run again, as at the cut epoch's start: what it did to the state is
@@ -869,10 +871,11 @@ class Brain:
         """
         if self._scope.resumed is not None:
             assert self.checkpointer is not None
+            self._scope.strict = True
             self.checkpointer.load_checkpoint(self._scope.resumed)
             self._scope.resumed = None
             self._state.restore_generators()
-        self._optimizers.find(self.__dict__, self.optimizers_dict)
+        self._find_optimizers()
 
     def _open_data(self, train: BatchSource) -> tuple[Iterator[Any], Window, int | None]:
         """The batches from where the run stands, the window over them, and how many there are in the epoch."""
@@ -973,6 +976,10 @@ class Brain:
     def _scaled(self, loss: Tensor) -> Tensor:
         return self.scaler.scale(loss) if self.scaler.is_enabled() else loss
 
+    def _find_optimizers(self) -> None:
+        attributes = found_in(attributes_of(self, without=self._own_names))
+        self._optimizers.find([("optimizer", self.optimizer), *attributes, *self.optimizers_dict.items()])
+
     def _settle_verdict(self) -> None:
         """Learn the verdict on the last window where it still is on the device, before counters are relied upon."""
         run, before = self._scope.run, self._scope.run.nonfinite_windows
@@ -998,7 +1005,7 @@ class Brain:
 
     def _limit_reached(self, run: RunState) -> bool:
         """Whether the run has made all its updates; a fit in a hook is not limited."""
-        limit = self._options.optimizer_step_limit
+        limit = self._update_limit
         return limit is not None and not self._scope.inner and run.optimizer_step >= limit
 
     def _batch_limit(self, stage: Stage) -> int | None:
@@ -1037,7 +1044,7 @@ class Brain:
 
     def _fuse(self) -> None:
         if self._options.fused:
-            self._optimizers.find(self.__dict__, self.optimizers_dict)
+            self._find_optimizers()
             for name, optimizer in self._optimizers.found.items():
                 make_fused(optimizer, name)
 
@@ -1086,7 +1093,9 @@ class Brain:
             self.checkpointer is not None and checkpoint != "current"
         )
         registered = () if self.checkpointer is None else self.checkpointer.recoverables.values()
-        lent = [*self.modules.values(), *self.found_recoverables().values(), *registered] if loads else []
+        lent = (
+            [*self.modules.values(), *self._state.found_recoverables().values(), *registered] if loads else []
+        )
         weights_only = nullcontext() if self.checkpointer is None else self.checkpointer.weights_only()
         self._checkpoint_choice = checkpoint
         try:
@@ -1095,6 +1104,7 @@ class Brain:
                 self._as_it_was(),
                 preserved_generators(),
                 weights_only,
+                preserved_buffers(self.modules),
                 preserved_weights(lent),
             ):
                 yield
@@ -1107,7 +1117,7 @@ class Brain:
         if self._options.debug and not self._options.debug_persistently:
             self.checkpointer.checkpoints_dir = tempfile.mkdtemp(prefix="brainlib-debug-")
             logger.info("debug: checkpoints go to %s", self.checkpointer.checkpoints_dir)
-        self.checkpointer.attach(self)
+        self.checkpointer.attach(self._state)
 
     def _make_save_triggers(self) -> list[Trigger]:
         if self.checkpointer is None:
@@ -1142,8 +1152,8 @@ class Brain:
         if run.step and before != now:
             raise ValueError(
                 f"the training data changed in the middle of epoch {run.epoch + 1} of fit {run.fit} (batch {run.step} "
-                f"was the last): it had {before}, now it has {now}. Go on with the same data and batch size, or start "
-                "a new output folder from these weights."
+                f"was the last): it had {before}, now it has {now}. Go on with the same data and batch size; or, to "
+                "train on other data, make a new Brain with a checkpoint folder of its own."
             )
         self._scope.fingerprint = now
 

@@ -1,28 +1,36 @@
-"""What a checkpoint holds of a Brain beside its modules, optimizers and schedulers: the one list of it."""
+"""What a checkpoint holds of a Brain, and where it says the run stands: the one list of it.
+
+`BrainState` is what a Checkpointer sees of a Brain. It is an entry of the checkpoint itself (counters,
+generators, pending gradients, …), and it names the other entries: modules, optimizers, schedulers and
+whatever else with state is found.
+"""
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from brainlib.announcements import say_which_hparams_differ
 from brainlib.common.logs import logger
+from brainlib.found import attributes_of, found_in, has_state, own_generators
 from brainlib.seeding import generator_states, set_generator_states
 
 if TYPE_CHECKING:
     from brainlib.brain import Brain
-    from brainlib.checkpoint.checkpointer import Checkpointer
+    from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
 
-__all__ = ["MID_EPOCH_VALIDATION", "BrainState", "has_state", "warn_of_unsaved"]
+__all__ = ["MID_EPOCH_VALIDATION", "BrainState", "warn_of_unsaved"]
 
 MID_EPOCH_VALIDATION = "mid_epoch_validation"  # the extension behind the option valid_interval_steps
 _VERSION = 1
 
 
 class BrainState:
-    """The Brain's own entry in a checkpoint: counters, generators, pending gradients, the views of the counters.
+    """The Brain as a checkpoint holds it.
 
     Generators are put back by `restore_generators`, which the Brain calls last: loading other objects may draw.
     """
@@ -30,27 +38,96 @@ class BrainState:
     def __init__(self, brain: Brain) -> None:
         self._brain = brain
         self._generators: dict[str, Any] | None = None
-        self.saved_point: tuple[int, int, int] | None = (
-            None  # of the newest checkpoint this process wrote or read
-        )
         self.loaded = False
+
+    # ---- where the run stands
+
+    def counters(self) -> dict[str, int]:
+        """Where the run stands, as it is written into a manifest."""
+        self._brain._settle_verdict()
+        run = self._brain._outer.run
+        fit, epoch, step = run.point(self._brain._outer.closing)
+        step -= self._has_untrained_batch()
+        return {"fit": fit, "epoch": epoch, "step": step, "optimizer_step": run.optimizer_step}
+
+    def closes_epoch(self) -> bool:
+        """Whether a checkpoint taken now stands for a closed epoch: in the last hook of it, and between epochs."""
+        return self._brain._outer.closing or self._brain._outer.run.step == 0
+
+    def _has_untrained_batch(self) -> bool:
+        """Whether the batch in hand is not trained on yet (a save at the beginning of it): it is not counted then."""
+        outer = self._brain._outer
+        return outer.run.in_hand and not outer.watch.stepped
+
+    def loads_again(self, checkpoint: Checkpoint) -> bool:
+        """Whether this checkpoint will be applied once more, after code that may yet make what it holds.
+
+        That code is a later fit of the script, or the on_stage_start of the epoch that was cut.
+        """
+        counters, brain = checkpoint.counters, self._brain
+        if brain._scope.strict or "fit" not in counters:
+            return False
+        return counters["fit"] > brain._fits_done or counters["step"] > 0
+
+    def environment(self) -> dict[str, Any]:
+        """What else the bits of a run depend on: the forms of the optimizers, and whether modules are compiled."""
+        forms = {
+            name: f"{type(optimizer).__name__}{' fused' if optimizer.defaults.get('fused') else ''}"
+            for name, optimizer in self._brain._optimizers.found.items()
+        }
+        return {"optimizers": forms, "compile": self._brain._options.compile}
+
+    # ---- the other entries of a checkpoint
+
+    def found_recoverables(self) -> dict[str, Any]:
+        """What else a checkpoint holds, by name: asked anew at each save and load, since hooks may add to it.
+
+        Names are those of attributes; where two objects would have one name, the later gets a number.
+        """
+        brain, found = self._brain, {"brain": self}
+        candidates = [
+            *brain.modules.items(),
+            *found_in(attributes_of(brain, without=brain._own_names)),
+            *([("optimizer", brain.optimizer)] if brain.optimizer is not None else []),
+            *([("scaler", brain.scaler)] if brain.scaler.is_enabled() else []),
+            *brain.optimizers_dict.items(),
+        ]
+        taken = {id(self)}
+        for name, obj in candidates:
+            if id(obj) in taken or obj is brain.checkpointer:
+                continue
+            taken.add(id(obj))
+            unique, number = name, 1
+            while unique in found:
+                number += 1
+                unique = f"{name}-{number}"
+            found[unique] = obj
+        return found
+
+    # ---- this entry
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as it will be at the resume point that a checkpoint taken now carries."""
         brain = self._brain
         brain._settle_verdict()
         run, closed = brain._outer.run, brain._outer.closing
+        counters = run.state_dict(closed)
+        if not closed and self._has_untrained_batch():
+            counters["step"] -= 1
+            counters["micro"] -= 1
         return {
             "version": _VERSION,
             "seed": brain._seed,
             "hparams": plain_hparams(brain.hparams),
-            "run": run.state_dict(closed),
+            "run": counters,
             "data": brain._outer.fingerprint,
             "epoch_counter": _state_of(brain._outer.epoch_counter),
             "extensions": brain._extensions.state_dict(),
             "gradients": {} if closed else pending_gradients(brain),
+            "frozen": [n for n, param in brain.modules.named_parameters() if not param.requires_grad],
             "extra": brain.get_extra_state(),
             "generators": generator_states(),
+            "own_generators": {name: _generator_state(g) for name, g in self._own_generators().items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -63,28 +140,25 @@ class BrainState:
                 f"weights alone."
             )
         brain._outer.run.load_state_dict(state["run"])
-        if brain._seed is not None and state["seed"] != brain._seed:
-            logger.warning(
-                "the checkpoint was made with seed %s, this start asks for seed %s: going on with %s, so "
-                "that the run stays the same",
-                state["seed"],
-                brain._seed,
-                state["seed"],
-            )
-        say_which_hparams_differ(state["hparams"], plain_hparams(brain.hparams))
+        if not self.loaded:  # later loads apply the same checkpoint once more
+            self._say_what_differs(state)
         brain._seed = state["seed"]
         brain._outer.fingerprint = state["data"]
-        brain._loaded_counter = state[
-            "epoch_counter"
-        ]  # of the fit that is open: the one that starts may be an earlier one
+        # Of the fit that is open: the one that starts may be an earlier one.
+        brain._loaded_counter = state["epoch_counter"]
         here = brain._extensions.state_dict()
         extensions = state["extensions"].items()  # ours comes and goes with its option; the user's are strict
         brain._extensions.load_state_dict(
             {k: v for k, v in extensions if k in here or k != MID_EPOCH_VALIDATION}
         )
+        for name, param in brain.modules.named_parameters():
+            param.requires_grad_(name not in state["frozen"])
         put_gradients(brain, state["gradients"])
         brain.set_extra_state(state["extra"])
         self._generators = state["generators"]
+        for name, generator in self._own_generators().items():
+            if name in state["own_generators"]:
+                _set_generator(generator, state["own_generators"][name])
         self.loaded = True
 
     def restore_generators(self) -> None:
@@ -92,10 +166,25 @@ class BrainState:
         if self._generators is not None:
             set_generator_states(self._generators)
 
+    def _own_generators(self) -> dict[str, Any]:
+        return own_generators(attributes_of(self._brain, without=self._brain._own_names))
+
+    def _say_what_differs(self, state: dict[str, Any]) -> None:
+        seed = self._brain._seed
+        if seed is not None and state["seed"] != seed:
+            logger.warning(
+                "the checkpoint was made with seed %s, this start asks for seed %s: going on with %s, so that the run "
+                "stays the same",
+                state["seed"],
+                seed,
+                state["seed"],
+            )
+        say_which_hparams_differ(state["hparams"], plain_hparams(self._brain.hparams))
+
 
 def warn_of_unsaved(brain: Brain, checkpointer: Checkpointer) -> None:
     """Name, in one warning, what is trained or has state and is in no checkpoint."""
-    saved = [*checkpointer.recoverables.values(), *brain.found_recoverables().values()]
+    saved = [*checkpointer.recoverables.values(), *brain._state.found_recoverables().values()]
     modules = [each for each in saved if isinstance(each, torch.nn.Module)]
     held = {id(param) for module in modules for param in module.parameters()}
     lost = [
@@ -121,16 +210,8 @@ def _covered(value: Any, held: set[int]) -> bool:
     return isinstance(value, torch.nn.Module) and all(id(param) in held for param in value.parameters())
 
 
-def has_state(value: Any) -> bool:
-    """Whether an object has state that a checkpoint can hold."""
-    if isinstance(value, torch.Generator):
-        return True
-    return not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
 def plain_hparams(hparams: Any) -> dict[str, Any]:
-    """The numbers, words and switches of the experiment; paths may change with a move of the folder, seeds
-    are told apart.
+    """The numbers, words and switches of the experiment. Paths may change with a move, and the seed is told apart.
 
     >>> from types import SimpleNamespace
     >>> plain_hparams(SimpleNamespace(lr=0.1, output_folder="results/x", model=object(), seed=1))
@@ -139,14 +220,47 @@ def plain_hparams(hparams: Any) -> dict[str, Any]:
     return {
         key: value
         for key, value in vars(hparams).items()
+        if isinstance(value, (bool, int, float)) or (isinstance(value, str) and "/" not in value)
         if key != "seed"
-        and isinstance(value, (bool, int, float, str))
-        and not (isinstance(value, str) and "/" in value)
     }
 
 
 def _state_of(counter: Any) -> Any:
     return counter.state_dict() if hasattr(counter, "state_dict") else None
+
+
+def _generator_state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        version, words, gauss = generator.getstate()
+        return {"python": [version, list(words), gauss]}
+    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
+    return {"numpy": _plain(bits.state)}
+
+
+def _plain(value: Any) -> Any:
+    """A bit generator's state without numpy in it: the safe loader reads it back."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": str(value.dtype)}
+    return str(value) if isinstance(value, int) and abs(value) >= 2**63 else value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() == {"array", "dtype"}:
+        return np.array(value["array"], dtype=value["dtype"])
+    if isinstance(value, dict):
+        return {key: _from_plain(each) for key, each in value.items()}
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+def _set_generator(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        version, words, gauss = state["python"]
+        generator.setstate((version, tuple(words), gauss))
+        return
+    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
+    bits.state = _from_plain(state["numpy"])
 
 
 def _named_parameters(brain: Brain) -> dict[str, Any]:

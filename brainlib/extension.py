@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import EllipsisType
 from typing import Any, overload
 
@@ -77,6 +78,12 @@ class Extension:
 
     def __call__(self, brain: Any) -> None:
         """The trigger is due."""
+
+    def evaluating(self, brain: Any, stage: Any) -> AbstractContextManager[None]:
+        """A context round the batches of a validation or evaluation. It is left before ``on_stage_end``, so that what
+        the hook saves are the weights of the run.
+        """
+        return nullcontext()
 
     def on_error(self, brain: Any, exc: BaseException) -> None:
         """The fit ends with `exc`, which is raised again afterwards. Also Ctrl-C and SystemExit come here."""
@@ -282,6 +289,14 @@ class Extensions:
         for extension, trigger in self._items.values():
             if trigger(brain):
                 extension(brain)
+
+    @contextmanager
+    def evaluating(self, brain: Any, stage: Any) -> Iterator[None]:
+        """Inside, the batches of a validation or evaluation are computed."""
+        with ExitStack() as stack:
+            for extension in self:
+                stack.enter_context(extension.evaluating(brain, stage))
+            yield
 
     def on_error(self, brain: Any, exc: BaseException) -> None:
         """Tell all of an error that ends the fit. The caller raises it again; an error in here is only

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["FitScope"]
 
 
+def _nothing() -> float:
+    return 0.0
+
+
+def _never() -> bool:
+    return False
+
+
 @dataclass
 class FitScope:
     """The counters of a fit, and what its loop leaves for the methods it calls.
@@ -32,6 +40,7 @@ class FitScope:
     epoch_counter: Any = None
     eval_step: int | None = None  # batches of the running evaluation; None while training
     closing: bool = False  # whether a checkpoint taken now stands for a closed epoch
+    strict: bool = False  # whether a checkpoint that is loaded now has to fit in all its parts
     resumed: Checkpoint | None = None  # until the open epoch's on_stage_start has been run again
     fingerprint: dict[str, int] = field(default_factory=dict)  # of the data that the open epoch is trained on
     buffers: Buffers = field(
@@ -39,5 +48,6 @@ class FitScope:
     )  # as they were before the window
     losses: dict[str, float] = field(default_factory=dict)  # of the epoch that is about to close
     updates_before: int = 0  # optimizer_step when the open window began
-    validate_now: Callable[[], float] = lambda: 0.0
-    is_last: Callable[[], bool] = lambda: False  # whether the batch in hand is the last of its epoch
+    window_began: int = 0  # optimizer_step when it began, whoever stepped in it since
+    validate_now: Callable[[], float] = _nothing
+    is_last: Callable[[], bool] = _never  # whether the batch in hand is the last of its epoch

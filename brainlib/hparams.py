@@ -34,6 +34,10 @@ class HParams(SimpleNamespace):
             return getattr(self, name)
         raise AttributeError(f"hparams has no key {name!r}; there are {sorted(self.keys())}")
 
+    def __reduce__(self) -> Any:
+        values = {key: value for key, value in self.__dict__.items() if key != "_held"}
+        return type(self), ({**values, **self._held}, list(self._held))
+
     def keys(self) -> list[str]:
         """All keys, read or not."""
         return [*(key for key in self.__dict__ if key != "_held"), *self._held]

@@ -172,7 +172,7 @@ class RunState:
     Example:
         >>> run = RunState()
         >>> run.begin_fit(0, epoch_start=0)
-        >>> run.begin_batch(); run.record(2.0, 4.0); run.commit_window(stepped=True)
+        >>> run.begin_batch(); run.record(2.0, 4.0); _ = run.commit_window(stepped=True)
         >>> run.step, run.optimizer_step, run.loss.value()
         (1, 1, 2.0)
     """
@@ -193,7 +193,7 @@ class RunState:
         self.nonfinite_in_a_row = 0
         self.loss = RunningMean()
         self.pending: list[tuple[float | Tensor, float]] = []
-        self.recorded = False  # whether the loss of the batch in hand is known
+        self.recorded = True  # whether the loss of the batch in hand is known; there is none yet
         self.verdict: bool | None = None  # on the window of the batch in hand: good, bad, or still open
 
     # ---- transitions, in the order in which they happen
@@ -217,12 +217,20 @@ class RunState:
         self.recorded = False
         self.verdict = None
 
-    def return_batch(self) -> None:
-        """The batch in hand was not trained on (an error came): take it back, so that a second call repeats it."""
-        self.step -= 1
-        self.micro = max(self.micro - 1, 0)
-        if self.recorded and self.pending:
-            self.weight -= self.pending.pop()[1]
+    @property
+    def in_hand(self) -> bool:
+        """Whether a batch was handed out and is not trained on yet."""
+        return self.step > 0 and not self.recorded and self.verdict is None
+
+    def return_batches(self, whole_window: bool) -> None:
+        """An error came before the batch in hand was trained on: take it back, so that a second call repeats it.
+
+        With `whole_window` the batches before it in the window, too: their gradients cannot be told from
+        half of its own.
+        """
+        self.step -= self.micro if whole_window else 1
+        self.micro = 0 if whole_window else max(self.micro - 1, 0)
+        self.recorded = True  # nothing is in hand
         if self.micro == 0:
             self._empty_window()
 
@@ -348,5 +356,6 @@ class RunState:
             )
         for name in _COUNTERS:
             setattr(self, name, state[name])
+        self.recorded, self.verdict = True, None
         self.loss.load_state_dict(state["loss"])
         self.pending = [(loss, weight) for loss, weight in state["pending"]]

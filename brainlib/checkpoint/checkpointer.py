@@ -46,6 +46,8 @@ Predicate = Callable[[Checkpoint], bool]
 Keys = str | Sequence[str]
 
 # By find and best: the first two carry no metrics, the last is the state of a run that failed.
+AUTOMATIC_KEPT = 2  # the newest, and one to go back to if it turns out damaged
+
 SKIPPED_BY_FIND = frozenset({"timed", "signal", "error"})
 
 
@@ -447,9 +449,10 @@ class Checkpointer:
             verbosity if reason == "user" else logging.DEBUG, "saved the checkpoint %s", checkpoint.path
         )
         if reason in AUTOMATIC:
-            for older in self._store.known():
-                if older.reason in AUTOMATIC and older.commit < checkpoint.commit:
-                    self._store.delete(older)
+            automatic = [c for c in self._store.known() if c.reason in AUTOMATIC]
+            newest_first = sorted(automatic, key=lambda c: c.commit, reverse=True)
+            for older in newest_first[AUTOMATIC_KEPT:]:
+                self._store.delete(older)
         return checkpoint
 
     def _stem(self, name: str | None, counters: dict[str, int]) -> str:
@@ -819,10 +822,17 @@ class Checkpointer:
             else:
                 lines.append(f"it has no {told}; it holds {quoted(checkpoint.recoverables)}")
         plan: list[tuple[Recoverable, Any]] = []
+        loads_again = getattr(self._owner, "loads_again", None)
+        postponed = not self._weights_only and callable(loads_again) and loads_again(checkpoint)
+        if postponed:
+            lines.clear()
         for recoverable, saved in loading:
             state = None
             if recoverable.loader is None:
                 state, problems = _read(checkpoint, recoverable, saved, names)
+                if problems and postponed:  # the owner applies it once more, when what it holds has been made
+                    logger.debug("%s does not fit yet: %s", recoverable.told, "; ".join(problems))
+                    continue
                 lines.extend(f"{recoverable.told}: {problem}" for problem in problems)
             plan.append((recoverable, state))
         if lines:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from brainlib.data.randomness import Place
 from brainlib.seeding import derive, generator_states, seed_generators, set_generator_states
 
-__all__ = ["EpochOrder", "PlainOrder", "order_of"]
+__all__ = ["EpochOrder", "PlainOrder", "drawn_apart", "order_of"]
 
 _CHUNK = 64  # batches drawn at once from a user's sampler: the generators are exchanged once a chunk
 
@@ -35,12 +37,9 @@ class EpochOrder(Sampler[Any]):
         self.epoch = 0
         self.start = 0
         self._samplers = [each for each in (sampler, getattr(sampler, "sampler", None)) if each is not None]
-        generators = {
-            id(g): g for g in (getattr(each, "generator", None) for each in self._samplers) if g is not None
-        }
-        self._generators: list[tuple[torch.Generator, int]] = [
-            (g, g.initial_seed()) for g in generators.values()
-        ]
+        held = [value for each in self._samplers for value in getattr(each, "__dict__", {}).values()]
+        self._torch_generators = [(g, g.initial_seed()) for g in held if isinstance(g, torch.Generator)]
+        self._other_generators = [g for g in held if isinstance(g, (random.Random, np.random.Generator))]
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises its own TypeError
@@ -65,9 +64,11 @@ class EpochOrder(Sampler[Any]):
         for (
             generator,
             seed,
-        ) in self._generators:  # the user's own seed stays in charge of the user's own generator
+        ) in self._torch_generators:  # the user's seed stays in charge of the user's generator
             generator.manual_seed(derive(seed, self.epoch))
-        return _drawn_apart(self.sampler, derive(self.seed, self.epoch, "order"))
+        for each in self._other_generators:
+            _seed_again(each, derive(self.seed, self.epoch, "sampler"))
+        return drawn_apart(self.sampler, derive(self.seed, self.epoch, "order"))
 
 
 class PlainOrder(EpochOrder):
@@ -130,7 +131,15 @@ def order_of(loader: DataLoader[Any]) -> EpochOrder:
     return EpochOrder(batches)
 
 
-def _drawn_apart(sampler: Iterable[Any], seed: int) -> Iterator[Any]:
+def _seed_again(generator: random.Random | np.random.Generator, seed: int) -> None:
+    """Python's and numpy's generators do not tell their seed: theirs is derived from the run's."""
+    if isinstance(generator, random.Random):
+        generator.seed(seed)
+    else:
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+
+
+def drawn_apart(sampler: Iterable[Any], seed: int, chunk_size: int = _CHUNK) -> Iterator[Any]:
     """The items of `sampler`, drawn while the process-wide generators stand in a stream of their own."""
     iterator: Iterator[Any] | None = None
     inside: dict[str, Any] | None = None
@@ -143,10 +152,10 @@ def _drawn_apart(sampler: Iterable[Any], seed: int) -> Iterator[Any]:
             else:
                 set_generator_states(inside)
             assert iterator is not None
-            chunk = list(islice(iterator, _CHUNK))
+            chunk = list(islice(iterator, chunk_size))
             inside = generator_states()
         finally:
             set_generator_states(outside)
         yield from chunk
-        if len(chunk) < _CHUNK:
+        if len(chunk) < chunk_size:
             return

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from brainlib.seeding import preserved_generators
 
@@ -47,30 +47,60 @@ def seed_at(key: int, position: int) -> None:
     torch.default_generator.manual_seed(z >> 1)
 
 
+class Read(NamedTuple):
+    """What was read, and where it stands: travels with the items to the collate function."""
+
+    items: Any
+    place: Place
+
+
 class SeededDataset(Dataset[Any]):
-    """The user's dataset, read item by item at a `Place`.
+    """The user's dataset, read item by item at a `Place`. Its attributes are the user's dataset's, to read and to set.
 
     >>> class Noise(Dataset):
     ...     def __getitem__(self, index):
     ...         return torch.rand(1).item()
     >>> items = SeededDataset(Noise())
-    >>> items[Place(0, key=1, position=5)][0] == items[Place(7, key=1, position=5)][0]
+    >>> items[Place(0, key=1, position=5)].items == items[Place(7, key=1, position=5)].items
     True
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        if hasattr(dataset, "__getitems__"):  # a dataset that reads a batch at once: seeded once a batch
-            self.__getitems__ = self._get_items
+        object.__setattr__(self, "_dataset", dataset)
+        if _reads_batches(dataset):
+            object.__setattr__(self, "__getitems__", self._get_items)
 
-    def __getitem__(self, place: Place) -> tuple[Any, Place]:
+    def __getitem__(self, place: Place) -> Read:
         seed_at(place.key, place.position)
-        return self.dataset[place.index], place
+        return Read(self._dataset[place.index], place)
 
-    def _get_items(self, places: list[Place]) -> list[tuple[Any, Place]]:
+    def _get_items(self, places: list[Place]) -> Read:
+        """A dataset that reads a batch at once: seeded once a batch."""
         seed_at(places[0].key, places[0].position)
-        items = self.dataset.__getitems__([place.index for place in places])
-        return list(zip(items, places, strict=True))
+        return Read(self._dataset.__getitems__([place.index for place in places]), places[0])
+
+    def __getattr__(
+        self, name: str
+    ) -> Any:  # a worker_init_fn finds the user's dataset under get_worker_info()
+        if name in ("_dataset", "__getitems__"):
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __getstate__(self) -> Any:
+        return self._dataset
+
+    def __setstate__(self, state: Any) -> None:
+        SeededDataset.__init__(self, state)
+
+
+def _reads_batches(dataset: Any) -> bool:
+    """Whether the dataset itself reads batches; a Subset only hands on what the dataset below it does."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")
 
 
 class SeededCollate:
@@ -80,10 +110,10 @@ class SeededCollate:
         self.collate = collate
 
     def __call__(self, read: Any) -> Any:
-        if isinstance(read, tuple):  # a loader that does not batch
+        if isinstance(read, Read):  # a loader that does not batch, or a dataset that does
             items, place = read
         else:
-            items, place = [item for item, _ in read], read[0][1]
+            items, place = [each.items for each in read], read[0].place
         seed_at(place.key ^ _MASK, place.position)  # a stream of its own beside the items'
         return self.collate(items)
 

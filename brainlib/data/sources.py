@@ -21,9 +21,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from brainlib.common.logs import logger
-from brainlib.data.order import order_of
+from brainlib.data.order import drawn_apart, order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
-from brainlib.seeding import derive, preserved_generators
+from brainlib.seeding import derive
 
 __all__ = ["BatchSource", "Lookahead", "check_set", "is_ready", "source_of"]
 
@@ -69,14 +69,13 @@ class IterableBatches(BatchSource):
     def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
         if hasattr(self._iterable, "set_epoch"):
             self._iterable.set_epoch(epoch)
-        if start == 0:
-            return iter(self._iterable)
-        logger.info("%s cannot be entered in the middle: reading %d batches to get there", self.name, start)
-        with preserved_generators():
-            iterator = iter(self._iterable)
-            for _ in islice(iterator, start):
-                pass
-        return iterator
+        # Drawn apart one by one: what it draws is a function of (seed, epoch), and what training draws does not move.
+        batches = drawn_apart(self._iterable, derive(seed, epoch, "iterable"), chunk_size=1)
+        if start:
+            logger.info(
+                "%s cannot be entered in the middle: reading %d batches to get there", self.name, start
+            )
+        return islice(batches, start, None)
 
     def fingerprint(self) -> dict[str, int]:
         return {}
@@ -101,7 +100,7 @@ class LoaderBatches(BatchSource):
         self._generator = (
             torch.Generator()
         )  # the workers' base seed: never drawn from the training's own stream
-        self._num_items = len(loader.dataset)  # type: ignore[arg-type]
+        self._num_items = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
         self._batch_size = loader.batch_size
         self.num_batches = self._order.num_batches
         options: dict[str, Any] = {
@@ -136,7 +135,9 @@ class LoaderBatches(BatchSource):
         return kept_apart(batches) if self._in_this_process else batches
 
     def fingerprint(self) -> dict[str, int]:
-        known = {"items": self._num_items}
+        known = {}
+        if self._num_items is not None:
+            known["items"] = self._num_items
         if self._batch_size is not None:
             known["batch_size"] = self._batch_size
         if self.num_batches is not None:

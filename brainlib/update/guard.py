@@ -36,6 +36,8 @@ class HostGuard:
     (1.0, 0, 1)
     """
 
+    late = False  # whether a verdict may still be open when the next update is to be made
+
     def settle(self, run: RunState) -> None:
         """Bring what is still open to the host; nothing is, here."""
 
@@ -130,6 +132,8 @@ class DeviceGuard(HostGuard):
     it after the next backward is queued, and before anybody saves, stops or ends an epoch.
     """
 
+    late = True
+
     def __init__(self, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self._slot = torch.zeros(1, pin_memory=pinned)
@@ -187,7 +191,9 @@ class DeviceGuard(HostGuard):
         return True
 
     def _any_nonfinite(self, values: Sequence[Tensor]) -> Tensor:
-        """1 if one of them is not finite, else 0, on the device: the check of torch's gradient scaler, one operation."""
+        """1 if one of them is not finite, else 0, on the device: the check of torch's gradient scaler, one "
+        "operation.
+        """
         if self._flag is None:
             self._flag = torch.zeros((), device=values[0].device)
             self._one = torch.ones((), device=values[0].device)

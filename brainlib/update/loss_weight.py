@@ -13,40 +13,51 @@ __all__ = ["num_items"]
 def num_items(batch: Any) -> float | None:
     """Number of items in a batch, or None where it cannot be told.
 
-    A batch that knows its size says so (``batchsize``, as PaddedBatch does); in a dict, list or tuple of fields the
-    first tensor's first dimension counts; a field list without tensors (texts) counts its first list; anything else
-    with a length counts that.
+    A batch that knows its size says so (``batchsize``, as PaddedBatch does). A dict, or a list or tuple of
+    fields, has the first dimension of its tensors. A list that is plainly one of samples (dicts, texts, tensors of
+    different lengths) has its own length, and so has anything else with a length.
 
     >>> import torch
     >>> num_items({"id": ["a", "b"], "wav": torch.rand(2, 8000)})
     2.0
     >>> num_items((torch.rand(5, 3), torch.rand(5))), num_items(torch.rand(7, 1)), num_items(3) is None
     (5.0, 7.0, True)
+    >>> num_items([torch.rand(16000), torch.rand(8000)]), num_items([{"x": 1}, {"x": 2}, {"x": 3}])
+    (2.0, 3.0)
     """
     size = getattr(batch, "batchsize", None)
     if isinstance(size, int):
         return float(size)
     if isinstance(batch, Tensor):
         return float(batch.shape[0]) if batch.dim() else None
-    if isinstance(batch, (Mapping, Sequence)) and not isinstance(batch, (str, bytes)):
-        return _first_dimension(batch)
+    if isinstance(batch, Mapping):
+        return _first_dimension(list(batch.values()))
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        return float(len(batch)) if _are_samples(batch) else _first_dimension(batch)
     try:
         return float(len(batch))
     except TypeError:
         return None
 
 
-def _first_dimension(fields: Mapping[Any, Any] | Sequence[Any]) -> float | None:
-    values = list(fields.values()) if isinstance(fields, Mapping) else list(fields)
+def _are_samples(values: Sequence[Any]) -> bool:
+    if not values or hasattr(values, "_fields"):
+        return False
+    if all(isinstance(value, (str, Mapping)) for value in values):
+        return True
+    return (
+        all(isinstance(value, Tensor) and value.dim() for value in values)
+        and len({v.shape[0] for v in values}) > 1
+    )
+
+
+def _first_dimension(values: Sequence[Any]) -> float | None:
     for value in values:  # tensors first: their first dimension is the batch, by every convention
         if isinstance(value, Tensor) and value.dim():
             return float(value.shape[0])
     for value in values:
         if isinstance(value, (Mapping, list, tuple)):
-            inner = _first_dimension(value)
+            inner = num_items(value)
             if inner is not None:
                 return inner
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            return float(len(value))
     return None

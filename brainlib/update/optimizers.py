@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -20,7 +20,7 @@ class Optimizers:
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     >>> optimizers = Optimizers()
-    >>> optimizers.find({"optimizer_g": optimizer, "lr": 0.1}, {"g": optimizer})
+    >>> optimizers.find([("optimizer_g", optimizer), ("lr", 0.1), ("g", optimizer)])
     >>> list(optimizers.found)
     ['optimizer_g']
     """
@@ -29,12 +29,12 @@ class Optimizers:
         self.found: dict[str, Optimizer] = {}
         self._gradients: dict[int, Gradients] = {}
 
-    def find(self, attributes: Mapping[str, Any], named: Mapping[str, Optimizer]) -> None:
-        """Look again: attributes by their names first, then what only `named` knows."""
+    def find(self, candidates: Iterable[tuple[str, Any]]) -> None:
+        """Look again, among names and objects; of one object the first name counts."""
         self.found = {}
-        for name, value in [*attributes.items(), *named.items()]:
+        for name, value in candidates:
             if isinstance(value, Optimizer) and all(value is not each for each in self.found.values()):
-                self.found[name] = value
+                self.found[name if name not in self.found else f"{name}-{len(self.found)}"] = value
         self._gradients = {id(each): Gradients(each) for each in self.found.values()}
 
     def gradients_of(self, optimizers: Iterable[Optimizer]) -> list[Gradients]:

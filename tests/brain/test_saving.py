@@ -21,10 +21,10 @@ def warnings_in(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
 
 
 def test_a_closed_epoch_is_committed(tmp_path: Path) -> None:
-    """Nobody saves, and still a finished run is on the disk; one checkpoint, not one an epoch."""
+    """Nobody saves, and still a finished run is on the disk: the newest checkpoint and one to go back to."""
     brain = small(checkpointer=bl.Checkpointer(tmp_path))
     brain.fit(range(3), batches(4, 4), batches(2))
-    assert len(listed(tmp_path)) == 1
+    assert len(listed(tmp_path)) == 2
     other = small(checkpointer=bl.Checkpointer(tmp_path))
     other.fit(range(3), batches(4, 4), batches(2))
     assert other.optimizer_step == 6
@@ -43,7 +43,7 @@ def test_what_the_user_saved_is_not_saved_again(tmp_path: Path) -> None:
 
 
 def test_every_so_many_updates(tmp_path: Path) -> None:
-    """Counted in updates; the newest of them is kept."""
+    """Counted in updates; the two newest of them are kept."""
     seen: list[int] = []
 
     class Brain(Regression):
@@ -52,7 +52,7 @@ def test_every_so_many_updates(tmp_path: Path) -> None:
 
     brain = small(Brain, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=2)
     brain.fit(range(1), batches(1, 1, 1, 1, 1))
-    assert seen == [0, 0, 1, 1, 1]
+    assert seen == [0, 0, 1, 1, 2]
 
 
 def test_timed_saves_carry_no_metric_and_are_never_best(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_timed_saves_carry_no_metric_and_are_never_best(tmp_path: Path) -> None:
         brain.fit(range(1), stumbling(batches(4, 4, 4)))
     checkpointer = bl.Checkpointer(tmp_path)
     assert checkpointer.find_checkpoints() == []
-    assert len(checkpointer.find_checkpoints(include=("timed",))) == 1
+    assert len(checkpointer.find_checkpoints(include=("timed",))) == 2
     assert checkpointer.recover_if_possible is not None
 
 

@@ -287,7 +287,10 @@ def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path, caplog: pytes
         True,
         True,
     ]
-    assert f"removed 3 unfinished checkpoints that a killed process left in {tmp_path}: " in caplog.text
+    assert (
+        f"removed 3 unfinished checkpoints that a process left which ended in the middle in {tmp_path}: "
+        in caplog.text
+    )
 
     long_ago = time.time() - 7200
     for path in (far / "model.pt", far):

@@ -113,7 +113,7 @@ class Interrupted(Plain):
 
     def on_fit_batch_end(self, batch: Batch, outputs: Tensor, loss: Tensor, should_step: bool) -> None:
         if torch.isnan(batch[0]).any():
-            self.saved = self.counters()
+            self.saved = self._state.counters()
 
 
 def test_a_save_right_after_a_bad_window_counts_it() -> None:

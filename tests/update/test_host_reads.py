@@ -1,6 +1,6 @@
 """With the guard in its device form the host reads no value in a step: nothing waits for an accelerator.
 
-Two modes count, because neither sees everything: a dispatch mode sees `_local_scalar_dense` and copies to another device
+Two modes count, because neither sees everything: a dispatch mode sees `_local_scalar_dense` and copies between devices
 whoever causes them, a function mode sees ``item``, ``tolist``, ``bool()`` and the like where they are called. What
 happens inside ``optimizer.step()`` is torch's.
 """

@@ -272,10 +272,12 @@ class StepsItself(Sloping):
         return loss.detach()
 
 
-@pytest.mark.parametrize("cls", [Sloping, StepsItself])
-@pytest.mark.parametrize(("guard", "num_steps"), [("host", 3), ("device", 4)])
+@pytest.mark.parametrize(
+    ("cls", "guard", "num_steps"),
+    [(Sloping, "host", 3), (StepsItself, "host", 3), (Sloping, "device", 3), (StepsItself, "device", 4)],
+)
 def test_the_third_bad_window_in_a_row_is_too_many(cls: type[bl.Brain], guard: str, num_steps: int) -> None:
-    """On a device the verdict comes a batch late, and patience with it; the weights are those before in any case."""
+    """On a device the verdict comes when the next batch has run, which then is not trained on if it need not be."""
     brain = sloping(cls, guard=guard, nonfinite_patience=2)
     with pytest.raises(ValueError, match="nonfinite_patience"):
         brain.fit(range(1), [batch((NAN, 1))] * 9)

@@ -14,7 +14,7 @@ MOVED := $(shell test ! -e .venv/made-in || test "`cat .venv/made-in`" = "`pwd -
 .PHONY: help demo test lint format bench hooks clean FORCE
 
 help:
-	@echo 'make demo     train on handwritten digits; the pictures go to OUT ($(OUT))'
+	@echo 'make demo     train on handwritten digits; everything goes to the folder OUT ($(OUT))'
 	@echo 'make test     run the tests'
 	@echo 'make lint     formatting, lint, types, the arrows between modules'
 	@echo 'make format   let ruff format the code and sort the imports'
@@ -23,7 +23,8 @@ help:
 	@echo 'make clean    remove the environment and caches; results/ is kept'
 	@echo
 	@echo 'PYTHON=...    the Python the environment is made with (now: $(PYTHON)); run make clean to change it later'
-	@echo 'ARGS=...      more arguments, as in: make test ARGS="-k resume"   make demo ARGS="--seed 3"'
+	@echo 'ARGS=...      more arguments: make test ARGS="-k resume"'
+	@echo 'OUT=...       the folder of the demo; each experiment wants its own: make demo OUT=results/digits/seed3 ARGS="--seed 3"'
 
 demo: .venv/ready-demo
 	@$(IN) recipes/digits/train.py hparams/digits/cnn.yaml --output_folder "$(OUT)" $(ARGS)

@@ -767,8 +767,9 @@ class Brain:
         return HostGuard() if self.device.type == "cpu" else DeviceGuard(self.device)
 
     def _new_scope(self, inner: bool = False) -> FitScope:
-        run = RunState(by_items=self._options.loss_average == "items")
-        return FitScope(run, OptimizerWatch(on_device=isinstance(self._guard, DeviceGuard)), inner)
+        late = self._guard.late
+        run = RunState(by_items=self._options.loss_average == "items", on_device=late)
+        return FitScope(run, OptimizerWatch(on_device=late), inner)
 
     def _settle_in(self) -> None:
         """After on_fit_start: look at what it made and loaded, and say how this fit starts."""

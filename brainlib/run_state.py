@@ -19,6 +19,7 @@ which is the same triple with ``step`` = 0.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,28 +41,23 @@ class RunningMean:
     2.0
     """
 
-    __slots__ = ("_ring", "_total", "weight")
+    __slots__ = ("_on_device", "_ring", "_total", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, on_device: bool = False) -> None:
+        self._on_device = on_device  # whether tensors on the CPU wait in the ring, too
         self._total = 0.0
         self.weight = 0.0
         self._ring: _Ring | None = None
 
-    def add(self, value: float | Tensor, weight: float, bad: Tensor | None = None) -> None:
-        """Add one value (a number or a tensor with one element) that stands for `weight` items.
-
-        Args:
-            value: the value.
-            weight: its weight.
-            bad: 0 or 1, on a device: with 1 the value counts as 0 (`weight` is added in any case).
-        """
-        if isinstance(value, Tensor) and (bad is not None or value.device.type != "cpu"):
+    def add(self, value: float | Tensor, weight: float) -> None:
+        """Add one value (a number or a tensor with one element) that stands for `weight` items."""
+        if isinstance(value, Tensor) and (self._on_device or value.device.type != "cpu"):
             if self._ring is None or self._ring.device != value.device:
                 self._fold()
                 self._ring = _Ring(value.device)
             if self._ring.is_full:
                 self._fold()
-            self._ring.write(value.detach(), weight, bad)
+            self._ring.write(value.detach(), weight)
         else:
             self._total += (value.item() if isinstance(value, Tensor) else value) * weight
         self.weight += weight
@@ -98,45 +94,30 @@ class _Ring:
     def __init__(self, device: torch.device, size: int = 1024) -> None:
         self.device = device
         self._values = torch.zeros(size, dtype=torch.float64, device=device)
-        self._bad = torch.zeros(size, device=device)
-        self._slots = list(zip(self._values.unbind(), self._bad.unbind(), strict=True))
+        self._slots = self._values.unbind()
         self._weights: list[float] = []
-        self._any_bad = False
 
     @property
     def is_full(self) -> bool:
         return len(self._weights) == len(self._slots)
 
-    def write(self, value: Tensor, weight: float, bad: Tensor | None) -> None:
-        slot, bad_slot = self._slots[len(self._weights)]
-        slot.copy_(value.reshape(()) if value.dim() else value)
-        if bad is not None:
-            bad_slot.copy_(bad)
-            self._any_bad = True
+    def write(self, value: Tensor, weight: float) -> None:
+        self._slots[len(self._weights)].copy_(value.reshape(()) if value.dim() else value)
         self._weights.append(weight)
 
     def take(self) -> float:
-        """The weighted sum of what is in it; empties it. Reads the device once."""
-        n = len(self._weights)
-        if n == 0:
+        """The weighted sum of what is in it, added in order as on a host; empties it. Reads the device once."""
+        if not self._weights:
             return 0.0
-        values = self._values[:n]
-        if self._any_bad:
-            values = torch.where(self._bad[:n] > 0, 0.0, values)
-        values = (
-            values.cpu()
-        )  # added one after the other, in the order and with the bits of a run on the host
+        values = self._values[: len(self._weights)].tolist()
         total = 0.0
-        for value, weight in zip(values.tolist(), self._weights, strict=True):
+        for value, weight in zip(values, self._weights, strict=True):
             total += value * weight
-        self.clear()
+        self._weights.clear()
         return total
 
     def clear(self) -> None:
         self._weights.clear()
-        if self._any_bad:
-            self._bad.zero_()
-            self._any_bad = False
 
 
 _COUNTERS = (
@@ -151,6 +132,15 @@ _COUNTERS = (
     "nonfinite_in_epoch",
     "nonfinite_in_a_row",
 )
+
+
+@dataclass
+class _Late:
+    """A window that is counted as good until its verdict has come."""
+
+    losses: list[tuple[float | Tensor, float]]
+    stepped: bool
+    in_a_row: int  # nonfinite_in_a_row before it
 
 
 class RunState:
@@ -172,14 +162,14 @@ class RunState:
     Example:
         >>> run = RunState()
         >>> run.begin_fit(0, epoch_start=0)
-        >>> run.begin_batch(); run.record(2.0, 4.0); _ = run.commit_window(stepped=True)
+        >>> run.begin_batch(); run.record(2.0, 4.0); run.commit_window(stepped=True)
         >>> run.step, run.optimizer_step, run.loss.value()
         (1, 1, 2.0)
     """
 
-    __slots__ = (*_COUNTERS, "by_items", "loss", "pending", "recorded", "verdict")
+    __slots__ = (*_COUNTERS, "by_items", "late", "loss", "pending", "recorded", "verdict")
 
-    def __init__(self, by_items: bool = True) -> None:
+    def __init__(self, by_items: bool = True, on_device: bool = False) -> None:
         self.by_items = by_items  # whether `loss` averages over items, or over batches
         self.fit = -1
         self.epoch = 0
@@ -191,9 +181,10 @@ class RunState:
         self.nonfinite_windows = 0
         self.nonfinite_in_epoch = 0
         self.nonfinite_in_a_row = 0
-        self.loss = RunningMean()
+        self.loss = RunningMean(on_device)
         self.pending: list[tuple[float | Tensor, float]] = []
         self.recorded = True  # whether the loss of the batch in hand is known; there is none yet
+        self.late: _Late | None = None
         self.verdict: bool | None = None  # on the window of the batch in hand: good, bad, or still open
 
     # ---- transitions, in the order in which they happen
@@ -247,8 +238,8 @@ class RunState:
             self._count_loss(loss, weight)
 
     def commit_window(
-        self, stepped: bool, finite: bool = True, closes: bool = True, bad: Tensor | None = None
-    ) -> float:
+        self, stepped: bool, finite: bool = True, closes: bool = True, late: bool = False
+    ) -> None:
         """The update of the open window stands.
 
         Args:
@@ -256,17 +247,14 @@ class RunState:
             finite: False where the gradients were good and a loss was not: the update counts, the bad loss does
                 not, and the window is counted as not finite.
             closes: False where a ``fit_batch`` of the user's stepped inside a window.
-            bad: the verdict, 0 or 1, where it still is on a device: the losses are left out there, and `revoke_window`
-                takes back the counts when the host has learned it.
-
-        Returns:
-            The weight that the losses added to the average.
+            late: True where the verdict still is on a device. The window counts as good, and its losses wait, until
+                `confirm_window` or `revoke_window` is called.
         """
-        before = self.loss.weight
+        if late:
+            self.late = _Late(self.pending, stepped, self.nonfinite_in_a_row)
+            self.pending = []
         for loss, weight in self.pending:
-            if bad is not None:
-                self._count_loss(loss, weight, bad)
-            elif finite or math.isfinite(float(loss)):
+            if finite or math.isfinite(float(loss)):
                 self._count_loss(loss, weight)
         if stepped:
             self.optimizer_step += 1
@@ -276,20 +264,28 @@ class RunState:
             self._count_nonfinite()
         self._empty_window(closes)
         self.verdict = True
-        return self.loss.weight - before
 
-    def revoke_window(self, weight: float, stepped: bool, in_a_row: int) -> None:
-        """The late verdict on a window that was committed: it was bad. Its counts are taken back.
+    def confirm_window(self) -> None:
+        """The late verdict: it was good."""
+        late, self.late = self.late, None
+        for loss, weight in late.losses if late is not None else ():
+            self._count_loss(loss, weight)
+
+    def revoke_window(self, whole: bool = True) -> None:
+        """The late verdict: it was bad, and what was counted is taken back.
 
         Args:
-            weight: what `commit_window` returned.
-            stepped: what it was told.
-            in_a_row: `nonfinite_in_a_row` before it.
+            whole: False where only some of its steps were refused: the update stands, and is counted as not finite.
         """
-        self.loss.weight -= weight
-        if stepped:
+        late, self.late = self.late, None
+        assert late is not None
+        if not whole:
+            for loss, weight in late.losses:
+                if math.isfinite(float(loss)):
+                    self._count_loss(loss, weight)
+        elif late.stepped:
             self.optimizer_step -= 1
-        self.nonfinite_in_a_row = in_a_row
+        self.nonfinite_in_a_row = late.in_a_row
         self._count_nonfinite()
 
     def skip_window(self, closes: bool = True) -> None:
@@ -298,8 +294,8 @@ class RunState:
         self._empty_window(closes)
         self.verdict = False
 
-    def _count_loss(self, loss: float | Tensor, weight: float, bad: Tensor | None = None) -> None:
-        self.loss.add(loss, weight if self.by_items else 1.0, bad)
+    def _count_loss(self, loss: float | Tensor, weight: float) -> None:
+        self.loss.add(loss, weight if self.by_items else 1.0)
 
     def _count_nonfinite(self) -> None:
         self.nonfinite_windows += 1
@@ -356,6 +352,6 @@ class RunState:
             )
         for name in _COUNTERS:
             setattr(self, name, state[name])
-        self.recorded, self.verdict = True, None
+        self.recorded, self.verdict, self.late = True, None, None
         self.loss.load_state_dict(state["loss"])
         self.pending = [(loss, weight) for loss, weight in state["pending"]]

@@ -51,8 +51,10 @@ def data_dir() -> Callable[[str], Path]:
 
     def find(name: str) -> Path:
         if not (home / name).is_dir():
+            where = "to which BRAINLIB_DATA points" if os.environ.get("BRAINLIB_DATA") else "where it is looked for"
             pytest.skip(
-                f"needs the data set {name!r}: {home / name} is absent (BRAINLIB_DATA names another folder)"
+                f"needs the data set {name!r}, and {home / name}, {where}, is absent. Set the variable BRAINLIB_DATA to "
+                f"the folder in which {name!r} lies."
             )
         return home / name
 

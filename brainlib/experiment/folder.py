@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,7 +121,7 @@ def _environment() -> str:
         f"{dist.metadata['Name']}=={dist.version}" for dist in distributions if "Name" in dist.metadata
     }
     lines = [
-        f"command: {' '.join(sys.orig_argv)}" if "-c" not in sys.orig_argv else "command: python -c ...",
+        f"command: {shlex.join(sys.orig_argv)}" if "-c" not in sys.orig_argv else "command: python -c ...",
         f"python: {platform.python_version()} ({sys.executable})",
         # Not platform.platform(): it starts `uname -p`.
         f"platform: {platform.system()} {platform.release()} {platform.machine()}",

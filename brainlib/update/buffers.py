@@ -62,9 +62,13 @@ class Buffers:
         for alike in self._alike:
             torch._foreach_copy_(alike.live, alike.views)
 
-    @torch.no_grad()
     def put_back_if(self, bad: Tensor) -> None:
         """The same where `bad` is 1, decided on the device: nothing is read."""
+        if self._alike:
+            self._choose(bad)
+
+    @torch.no_grad()
+    def _choose(self, bad: Tensor) -> None:
         for alike in self._alike:
             now = torch.cat([buffer.reshape(-1) for buffer in alike.live])
             chosen = torch.where(bad.bool(), alike.flat, now)

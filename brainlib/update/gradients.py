@@ -34,10 +34,21 @@ class Gradients:
     tensor([0.6000, 0.8000])
     """
 
-    __slots__ = ("_grads", "_norm", "_params", "_plain", "_scale", "_sizes", "_value", "optimizer")
+    __slots__ = (
+        "_grads",
+        "_norm",
+        "_params",
+        "_plain",
+        "_scale",
+        "_sizes",
+        "_value",
+        "optimizer",
+        "takes_verdict",
+    )
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
+        self.takes_verdict = False  # whether its step can be refused on the device; found out by the guard
         self._grads: list[Tensor] = []
         self._norm = torch.zeros(())
         self._value = 0.0
@@ -72,13 +83,20 @@ class Gradients:
         self._scale = scale
         if not grads:
             norm = torch.zeros((), device=self._params[0].device if self._params else None)
-        elif self._plain and not any(grad.is_sparse for grad in grads):
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         else:
-            dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
-            norm = torch.nn.utils.get_total_norm(dense)
+            norm = self._norm_of(grads)
         self._norm = norm if scale == 1.0 else norm * scale
         return self._norm
+
+    def _norm_of(self, grads: list[Tensor]) -> Tensor:
+        if self._plain:
+            try:
+                return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))  # type: ignore[no-any-return]
+            except (NotImplementedError, RuntimeError):
+                if not any(grad.is_sparse for grad in grads):
+                    raise
+        dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+        return torch.nn.utils.get_total_norm(dense)
 
     @property
     def last_norm(self) -> float:
@@ -107,7 +125,9 @@ class Gradients:
             kind = _NUMPY[self._norm.dtype]
             factor = float(min(kind(1) / (kind(self._value) + kind(1e-6)) * kind(max_norm), kind(1)))
         elif max_norm is not None:
-            factor = torch.clamp(max_norm / (self._norm + 1e-6), max=1.0)
+            factor = (
+                (self._norm + 1e-6).reciprocal_().mul_(max_norm).clamp_(max=1.0)
+            )  # max_norm / …, in torch's way
             if self._scale != 1.0:
                 factor = factor * self._scale
         if self._plain:
@@ -119,6 +139,6 @@ class Gradients:
 
     def drop(self) -> None:
         """Forget the gradients, so that a step with them touches neither weights nor moments."""
-        for param in self.params:
+        for param in self._params:
             param.grad = None
         self._grads = []

@@ -120,9 +120,6 @@ class _Open:
 
     event: Any  # recorded behind the copy of the verdict; None where copies are done when they return
     all_bad: float  # the verdict that means: nothing of it stands
-    weight: float  # that its losses added to the average
-    stepped: bool
-    in_a_row: int  # nonfinite_in_a_row before it
 
 
 class DeviceGuard(HostGuard):
@@ -152,10 +149,14 @@ class DeviceGuard(HostGuard):
         if opened.event is not None:
             opened.event.synchronize()  # of a step that was queued a whole forward and backward ago
         verdict = self._verdict[0]
-        if verdict == opened.all_bad:
-            run.revoke_window(opened.weight, opened.stepped, opened.in_a_row)
-        elif verdict:  # one of the user's steps was refused, another stands
-            run.revoke_window(0.0, False, opened.in_a_row)
+        if verdict == 0.0:
+            run.confirm_window()
+            return
+        run.revoke_window(
+            whole=verdict == opened.all_bad
+        )  # else some of the user's steps were refused, others stand
+        if self._flag is not None:
+            self._flag.zero_()  # only here: it stays 0 as long as all is well
 
     def make_update(
         self,
@@ -172,22 +173,24 @@ class DeviceGuard(HostGuard):
             return super().make_update(active, run, buffers)
         norms = [each.measure_on_device(scale) for each in active]
         bad = self._any_nonfinite([*norms, *run.pending_losses()])
-        if not all(takes_verdict(each.optimizer) for each in active):
+        if not all(each.takes_verdict or self._learn(each) for each in active):
             self._say_that_it_reads(active)
             if bad.item():  # the one read of such an update
+                bad.zero_()
                 self._skip(run, buffers, overflow=scaler is not None)
                 return False
             for each in active:
                 each.scale_on_device(max_norm)
             self._step(active, scaler)
-            run.commit_window(stepped=True, bad=bad)
+            run.commit_window(stepped=True, late=True)
+            run.confirm_window()
             return True
         for each in active:
             each.scale_on_device(max_norm)
         for each in active:
             step_unless(each.optimizer, bad)
         buffers.put_back_if(bad)
-        self._commit(run, bad, bad, all_bad=1.0, stepped=True, closes=True)
+        self._commit(run, bad, all_bad=1.0, stepped=True, closes=True)
         return True
 
     def _any_nonfinite(self, values: Sequence[Tensor]) -> Tensor:
@@ -197,9 +200,13 @@ class DeviceGuard(HostGuard):
         if self._flag is None:
             self._flag = torch.zeros((), device=values[0].device)
             self._one = torch.ones((), device=values[0].device)
-        self._flag.zero_()
         torch._amp_foreach_non_finite_check_and_unscale_(list(values), self._flag, self._one)
         return self._flag
+
+    def _learn(self, gradients: Gradients) -> bool:
+        """Look once at an optimizer; one that takes the verdict goes on taking it."""
+        gradients.takes_verdict = takes_verdict(gradients.optimizer)
+        return gradients.takes_verdict
 
     def _say_that_it_reads(self, active: Sequence[Gradients]) -> None:
         plain = sorted({type(each.optimizer).__name__ for each in active if not is_fused(each.optimizer)})
@@ -219,20 +226,17 @@ class DeviceGuard(HostGuard):
         each = torch.stack(list(flags))
         bad = each.amin()
         buffers.put_back_if(bad)
-        self._commit(run, bad + each.amax(), bad, all_bad=2.0, stepped=stepped, closes=closes)
+        self._commit(run, bad + each.amax(), all_bad=2.0, stepped=stepped, closes=closes)
 
-    def _commit(
-        self, run: RunState, verdict: Tensor, bad: Tensor, *, all_bad: float, stepped: bool, closes: bool
-    ) -> None:
+    def _commit(self, run: RunState, verdict: Tensor, *, all_bad: float, stepped: bool, closes: bool) -> None:
         """Count the window as good, and send the verdict on its way to the host."""
         self._slot.copy_(verdict, non_blocking=True)
         event = None
         if self._make_event is not None:
             event = self._make_event()  # type: ignore[no-untyped-call]
             event.record()
-        before = run.nonfinite_in_a_row
-        weight = run.commit_window(stepped, closes=closes, bad=bad)
-        self._open = _Open(event, all_bad, weight, stepped, before)
+        run.commit_window(stepped, closes=closes, late=True)
+        self._open = _Open(event, all_bad)
 
 
 def step_unless(optimizer: Any, bad: Tensor) -> None:

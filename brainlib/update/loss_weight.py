@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,15 +25,20 @@ def num_items(batch: Any) -> float | None:
     >>> num_items([torch.rand(16000), torch.rand(8000)]), num_items([{"x": 1}, {"x": 2}, {"x": 3}])
     (2.0, 3.0)
     """
+    kind = type(batch)
+    if kind is dict:  # the plain kinds first: this is asked at every batch
+        return _first_dimension(batch.values())
+    if kind is list or kind is tuple:
+        return float(len(batch)) if _are_samples(batch) else _first_dimension(batch)
     size = getattr(batch, "batchsize", None)
     if isinstance(size, int):
         return float(size)
     if isinstance(batch, Tensor):
         return float(batch.shape[0]) if batch.dim() else None
     if isinstance(batch, Mapping):
-        return _first_dimension(list(batch.values()))
+        return _first_dimension(batch.values())
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        return float(len(batch)) if _are_samples(batch) else _first_dimension(batch)
+        return _first_dimension(batch)  # a named tuple is one of fields
     try:
         return float(len(batch))
     except TypeError:
@@ -41,17 +46,21 @@ def num_items(batch: Any) -> float | None:
 
 
 def _are_samples(values: Sequence[Any]) -> bool:
-    if not values or hasattr(values, "_fields"):
-        return False
-    if all(isinstance(value, (str, Mapping)) for value in values):
-        return True
-    return (
-        all(isinstance(value, Tensor) and value.dim() for value in values)
-        and len({v.shape[0] for v in values}) > 1
-    )
+    length = None
+    for value in values:
+        if isinstance(value, Tensor):
+            if not value.dim():
+                return False
+            if length is None:
+                length = value.shape[0]
+            elif value.shape[0] != length:
+                return all(isinstance(each, Tensor) and each.dim() for each in values)
+        elif length is not None or not isinstance(value, (str, Mapping)):
+            return False
+    return length is None and len(values) > 0  # nothing but texts and dicts
 
 
-def _first_dimension(values: Sequence[Any]) -> float | None:
+def _first_dimension(values: Iterable[Any]) -> float | None:
     for value in values:  # tensors first: their first dimension is the batch, by every convention
         if isinstance(value, Tensor) and value.dim():
             return float(value.shape[0])

@@ -32,7 +32,7 @@ class Window:
         ...     run.begin_batch()
         ...     closes.append(window.closes(run))
         ...     if closes[-1]:
-        ...         _ = run.commit_window(stepped=True)
+        ...         run.commit_window(stepped=True)
         >>> closes, run.optimizer_step
         ([False, False, False, True, False, True], 2)
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,15 @@ def test_the_environment_without_starting_a_process(tmp_path: Path, monkeypatch:
     assert f"torch=={importlib.metadata.version('torch')}" in lines
     assert "OMP_NUM_THREADS=3" in lines and f"torch: {torch.__version__}" in text
     assert lines[0].startswith("command: ") and "secret" not in text
+
+
+def test_the_command_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["python", "train.py", "--optimizer", "!name:torch.optim.SGD {lr: 0.1}", "--out", "a folder"]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    describe_experiment(tmp_path)
+    command = (tmp_path / "env.txt").read_text().splitlines()[0].removeprefix("command: ")
+    assert shlex.split(command) == words
+    assert command.startswith("python train.py --optimizer '!name:")
 
 
 # ------------------------------------------------------------------------------------------------------------ script

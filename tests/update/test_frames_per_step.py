@@ -160,9 +160,9 @@ FORMS: dict[str, tuple[type[bl.Brain], dict[str, Any], float]] = {
     "not clipping": (Plain, {"max_grad_norm": None}, 35),
     "windows of two": (Plain, {"grad_accumulation_factor": 2}, 26),
     "bf16": (Plain, {"precision": "bf16"}, 37),
-    "guard in its device form": (Plain, {"on_device": True}, 45),
+    "guard in its device form": (Plain, {"on_device": True}, 44),
     "fit_batch overridden": (Overridden, {}, 36),
-    "fit_batch that steps itself": (StepsItself, {}, 30),
+    "fit_batch that steps itself": (StepsItself, {}, 31),
 }
 
 

@@ -31,10 +31,11 @@ from brainlib.announcements import (
 from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
 from brainlib.brain_state import MID_EPOCH_VALIDATION, BrainState, warn_of_unsaved
+from brainlib.common.asked import asked
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
-from brainlib.data.sources import BatchSource, Lookahead, is_ready, source_of
+from brainlib.data.sources import BatchSource, Lookahead, check_set, is_ready, source_of
 from brainlib.data.transfer import on_device
 from brainlib.distributed.world import World
 from brainlib.experiment import current_experiment, in_experiment
@@ -67,10 +68,16 @@ __all__ = ["Brain"]
 
 _ALL_ALIKE: AbstractContextManager[None] = nullcontext()
 _NO_EPOCH = object()
+_MAY_BE_OVERRIDDEN = {"_compile", "_wrap_distributed", "_make_guard"}
 
 
 def _nothing() -> float:
     return 0.0
+
+
+def _assigned_in(method: Any) -> set[str]:
+    """The private attributes that a method names."""
+    return {name for name in method.__code__.co_names if name.startswith("_") and not name.startswith("__")}
 
 
 class Brain:
@@ -174,8 +181,38 @@ class Brain:
         self._save_triggers: list[Trigger] = []
         self._optimizers = Optimizers()
         self._said: set[str] = set()
+        names = (
+            "_options",
+            "_outer",
+            "_state",
+            "_optimizers",
+            "_extensions",
+            "_world",
+        )
+        self._collaborators = {name: self.__dict__[name] for name in names}
         self._own_names = frozenset(self.__dict__).difference(users_own) | {"_own_names"}
         self._attach_checkpointer()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a subclass that takes a private name of ours without meaning to."""
+        super().__init_subclass__(**kwargs)
+        ours = {name for name in vars(Brain) if name.startswith("_")} | _assigned_in(Brain.__init__)
+        taken = sorted(
+            name for name in ours.intersection(vars(cls)) - _MAY_BE_OVERRIDDEN if not name.endswith("__")
+        )
+        if taken:
+            raise TypeError(
+                f"{cls.__name__} defines {quoted(taken)}, which Brain needs for itself: take another name"
+            )
+
+    def _check_own_attributes(self) -> None:
+        """An attribute of ours that the user has assigned over would break the run in an odd place."""
+        for name, value in self._collaborators.items():
+            if self.__dict__.get(name) is not value:
+                raise ValueError(
+                    f"the attribute {name} of {type(self).__name__} was assigned over; Brain needs it for itself: take "
+                    "another name"
+                )
 
     # ------------------------------------------------------------------------------------------------------------
     # What you write
@@ -292,6 +329,7 @@ class Brain:
                 ``nonfinite_patience`` updates in a row that were not finite, or data that changed in the middle of
                 an epoch that is resumed.
         """
+        self._check_own_attributes()
         check_fit_arguments(epoch_counter)
         if self._options.test_only:
             logger.info("fit: skipped, because the option test_only is set")
@@ -664,12 +702,12 @@ class Brain:
     # What the run can be asked
     # ------------------------------------------------------------------------------------------------------------
 
-    @property
+    @asked
     def run_state(self) -> RunState:
         """Every counter of the run. To be read."""
         return self._scope.run
 
-    @property
+    @asked
     def step(self) -> int:
         """Batches of the current stage so far, the one in hand included."""
         return self._scope.run.step if self._scope.eval_step is None else self._scope.eval_step
@@ -683,12 +721,12 @@ class Brain:
     def optimizer_step(self, value: int) -> None:  # recipes with a fit_batch of their own count it themselves
         self._scope.run.optimizer_step = value
 
-    @property
+    @asked
     def avg_train_loss(self) -> float:
         """Weighted mean of the open epoch's training loss over the updates made so far."""
         return self._scope.run.loss.value()
 
-    @property
+    @asked
     def grad_norm(self) -> float:
         """2-norm of the gradients of the last update, before clipping, over all its optimizers; 0.0 before the first.
 
@@ -1024,6 +1062,7 @@ class Brain:
 
     def _source(self, data: Any, stage: Stage, loader_kwargs: Mapping[str, Any] | None) -> BatchSource:
         name = f"{stage.name.lower()}_set"
+        check_set(data, name)
         options = dict(loader_kwargs or {})
         if isinstance(data, DataLoader):
             if options:
@@ -1031,10 +1070,6 @@ class Brain:
                     "the loader options %s have no effect: %s is a DataLoader already", sorted(options), name
                 )
         elif not is_ready(data, options):
-            if not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
-                raise TypeError(
-                    f"{name} is a {type(data).__name__}, which a loader cannot read. Give a Dataset."
-                )
             data = self.make_dataloader(
                 data, stage, **({"ckpt_prefix": None} if stage is not Stage.TRAIN else {}), **options
             )

@@ -1,5 +1,5 @@
-"""What is found on an object that has state a checkpoint can hold: attributes, and what stands in their "
-"lists and dicts.
+"""What is found on an object that has state a checkpoint can hold: attributes, and what stands in their
+lists and dicts.
 """
 
 from __future__ import annotations

@@ -51,10 +51,9 @@ def data_dir() -> Callable[[str], Path]:
 
     def find(name: str) -> Path:
         if not (home / name).is_dir():
-            where = "to which BRAINLIB_DATA points" if os.environ.get("BRAINLIB_DATA") else "where it is looked for"
             pytest.skip(
-                f"needs the data set {name!r}, and {home / name}, {where}, is absent. Set the variable BRAINLIB_DATA to "
-                f"the folder in which {name!r} lies."
+                f"needs the data set {name!r}, which is not in {home}; if you have it, let the variable BRAINLIB_DATA "
+                "name the folder that holds it"
             )
         return home / name
 

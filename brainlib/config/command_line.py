@@ -14,6 +14,7 @@ from typing import Any
 
 from brainlib.common.option_fields import Option, same_name
 from brainlib.config.scalars import read_boolean
+from brainlib.config.typed import How, TypedOverrides
 from brainlib.distributed.devices import find_device
 from brainlib.options import all_options
 
@@ -21,6 +22,7 @@ __all__ = ["CommandLineOptions", "help_text", "parse_arguments"]
 
 _FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 _USAGE = "usage: {program} HPARAMS.yaml [--option VALUE] [--key VALUE]"
+_OLD = "Accepted for old files"  # how the help of such an option begins
 _FLOW = ("[", "{", "!", "'", '"')  # a value that begins like this is YAML
 
 
@@ -45,8 +47,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[str, CommandLine
     r"""Read a command line: the hparams file, the run options, and the overrides of the file.
 
     Every ``--name value`` or ``--name=value`` whose name is a run option is one; all others change keys of the file.
-    Dashes and underscores in names are alike. A name without a value is switched on. A value that begins with ``--``
-    is written with ``=``. Given twice, the later wins. With ``--help`` it prints all options and exits.
+    Dashes and underscores in names are alike. A name without a value is switched on; for a key of the file that is an
+    error, once it is loaded, unless the file has true or false there. A value that begins with ``--`` is written with
+    ``=``. Given twice, the later wins. With ``--help`` it prints the keys of the file and all options, and exits.
 
     Args:
         argv: the words of the command line without the program; None: those of this process.
@@ -63,11 +66,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[str, CommandLine
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if "-h" in words or "--help" in words:
-        sys.stdout.write(help_text())
+        sys.stdout.write(help_text(_likely_file(words)))
         raise SystemExit(0)
     files: list[str] = []
     options = CommandLineOptions()
-    overrides: dict[str, str] = {}
+    overrides: dict[str, tuple[How, str]] = {}
     while words:
         word = words.pop(0)
         match = _FLAG.fullmatch(word)
@@ -88,7 +91,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[str, CommandLine
             else f"There is one hparams file, not {len(files)}: {files}"
         )
         raise ValueError(f"{problem}. A list of values goes after the file. {_usage()}")
-    return files[0], options, "".join(f"{_key(name)}: {value}\n" for name, value in overrides.items())
+    return files[0], options, TypedOverrides(overrides, {name: _key(name) for name in overrides})
+
+
+def _likely_file(words: Sequence[str]) -> str | None:
+    """The hparams file in a line that asks for help, and so may be half written."""
+    named = [word for word in words if word.endswith((".yaml", ".yml")) and not word.startswith("-")]
+    return named[0] if named else None
 
 
 def _usage() -> str:
@@ -112,11 +121,11 @@ def _option_value(option: Option, word: str, value: str | None, words: list[str]
     return option.read(given, "on the command line")
 
 
-def _override(name: str, value: str | None, words: list[str]) -> str:
-    """The value of an override, as YAML that is read back as what was typed."""
+def _override(name: str, value: str | None, words: list[str]) -> tuple[How, str]:
+    """How an override was typed, and its value as YAML that is read back as what was typed."""
     if value is None:
         if not words or _FLAG.fullmatch(words[0]):
-            return "true"
+            return "alone", "true"
         value = words.pop(0)
     if value.startswith(_FLOW):
         from brainlib.config.yaml_nodes import parse  # ruamel only where a value is more than a word
@@ -128,8 +137,8 @@ def _override(name: str, value: str | None, words: list[str]) -> str:
                 f"The value of --{name} is {value!r}, which begins like YAML and is none ({error}). To pass it as a "
                 f"text, put it in double quotes inside single ones: --{name} '{_quoted(value)}'."
             ) from None
-        return value
-    return value if _is_one_word(value) else _quoted(value)
+        return "yaml", value
+    return "word", value if _is_one_word(value) else _quoted(value)
 
 
 def _is_one_word(value: str) -> bool:
@@ -154,23 +163,38 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) and read_boolean(name) is None else _quoted(name)
 
 
-def help_text() -> str:
-    """What ``--help`` prints: every run option with its default and what it does.
+def help_text(file: str | None = None) -> str:
+    """What ``--help`` prints: the keys of the hparams file, and every run option with its default and what it does.
+
+    Args:
+        file: the hparams file, if there is one on the command line.
 
     >>> "--max_grad_norm" in help_text()
     True
     """
-    lines = [
-        _USAGE.format(program=sys.argv[0] or "train.py"),
-        "",
-        *textwrap.wrap(
-            "Names that are not listed here change keys of the hparams file: --lr 1e-3. Names are not abbreviated; "
-            "dashes and underscores are alike.",
-            100,
-        ),
-        "",
-    ]
+    old = [option for option in all_options().values() if option.help.startswith(_OLD)]
+    lines = [_USAGE.format(program=sys.argv[0] or "train.py"), ""]
+    if file is not None:
+        lines += [f"Keys of {file}, with its values:", "", *_keys_of(file), ""]
+    about = "Run options. Names are not abbreviated; dashes and underscores are alike."
+    if file is None:
+        about += (
+            " All other names change keys of the hparams file, as in --lr 1e-3; give the file to see them."
+        )
+    lines += [*textwrap.wrap(about, 100), ""]
     for option in all_options().values():
-        lines.append(f"  --{option.name}  ({option.takes}; default {option.default_in_words})")
-        lines += textwrap.wrap(option.help, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        if option not in old:
+            lines.append(f"  --{option.name}  ({option.takes}; default {option.default_in_words})")
+            lines += textwrap.wrap(option.help, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    names = ", ".join(f"--{option.name}" for option in old)
+    lines += ["", *textwrap.wrap(f"{_OLD}: {names}. docs/options.md says what to write instead.", 100)]
     return "\n".join(lines) + "\n"
+
+
+def _keys_of(file: str) -> list[str]:
+    from brainlib.config.listing import list_keys
+
+    try:
+        return [f"  {line}" for line in list_keys(file)]
+    except (OSError, ValueError) as error:  # the options are worth showing all the same
+        return textwrap.wrap(str(error), 100, initial_indent="  ", subsequent_indent="  ")

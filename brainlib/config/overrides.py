@@ -1,23 +1,25 @@
 """Overrides: values that replace those of an hparams file, checked at every depth.
 
 The rules: a key must be there already; a mapping changes the keys it names and leaves the others; everything else
-replaces, and so does a value with a tag (``!new:``, ``!name:``, …), which describes an object completely.
+replaces, and so does a value with a tag (``!new:``, ``!name:``, …), which describes an object completely. A word is
+read by what it replaces: where the file has a boolean or a number, another word is most likely a mistake, and refused.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.option_fields import same_name
 from brainlib.config.scalars import AmbiguousWord, is_tuple, read_boolean, read_plain
+from brainlib.config.typed import Typed, TypedOverrides, metavar
 from brainlib.config.yaml_nodes import (
     MappingNode,
     Node,
     Path,
     ScalarNode,
+    SequenceNode,
     custom_tag,
     find_key,
     is_plain,
@@ -26,13 +28,14 @@ from brainlib.config.yaml_nodes import (
     node_of,
     parse,
     show_path,
+    walk,
     where,
 )
 from brainlib.options import RunOptions
 
 __all__ = ["apply_overrides", "read_overrides"]
 
-_LIKE_A_NUMBER = re.compile(r"[-+]?\.?[0-9]")
+_SPECIAL = ("inf", "infinity", "nan")
 
 
 def read_overrides(overrides: str | Mapping[str, Any] | None) -> MappingNode | None:
@@ -48,6 +51,10 @@ def read_overrides(overrides: str | Mapping[str, Any] | None) -> MappingNode | N
         return None
     if not isinstance(node, MappingNode) or custom_tag(node):
         raise ValueError(f"The overrides are {overrides!r}, but they are a dict, or YAML such as 'lr: 0.1'.")
+    if isinstance(overrides, TypedOverrides):  # messages name what was typed, not a line of our own text
+        for (key_node, value), typed in zip(node.value, overrides.typed, strict=True):
+            for each in (key_node, *walk(value)):
+                each.start_mark = typed
     return node
 
 
@@ -69,7 +76,8 @@ def apply_overrides(
         path: where `target` sits in the file.
 
     Raises:
-        ValueError: an unknown key, or a word that is no boolean where the file has one.
+        ValueError: an unknown key; a word that is no boolean, or no number, where the file has one; on a command line
+            a name without a value where the file has no boolean.
     """
     for key, key_node, value in items(given):
         found = find_key(target, key) or _alike(target, key)
@@ -125,15 +133,23 @@ def _put(target: MappingNode, key: Hashable, value: Node) -> None:
 
 def _fitted(value: Node, old: Node, path: Path) -> Node:
     """The override, with a word that could mean several things read by the value that it replaces."""
-    if not is_plain(value) or is_tuple(value.value):
+    kind = _kind_of(old)
+    typed = value.start_mark if isinstance(value.start_mark, Typed) else None
+    if typed is not None and typed.how == "alone" and kind is not bool:
+        raise ValueError(
+            f"{typed.name} has no value. A name alone means true, and replaces only true or false; {where(old)} has "
+            f"{_shown(old)}. Write {typed.name} {metavar(str(path[-1]))}, or {typed.name}=true if that is meant."
+        )
+    is_word = is_plain(value) or (typed is not None and typed.how == "word")
+    if not is_word or is_tuple(str(value.value)):
         return value
-    kind, word = _kind_of(old), str(value.value)
+    word = str(value.value)
     try:
-        meant: Any = read_plain(word)
+        meant: Any = read_plain(word) if is_plain(value) else word
     except AmbiguousWord as ambiguous:
         if kind is str:
             return node_of(word)
-        if kind is not bool or ambiguous.boolean is None:
+        if kind is None or ambiguous.boolean is None:
             return value  # refused, with the line, where all words are read
         meant = ambiguous.boolean
     if kind is bool and meant is not None and not isinstance(meant, bool):
@@ -141,14 +157,32 @@ def _fitted(value: Node, old: Node, path: Path) -> Node:
         if meant is None:
             raise ValueError(
                 f"{where(value)}: {show_path(path)!r} is {word!r}, but it takes true or false, as {where(old)} has it. "
-                f"To replace it by a text, put that in quotes inside the quotes: \"'{word}'\"."
+                f"{_advice(value, word)}"
             )
-    if kind in (int, float) and isinstance(meant, str) and _LIKE_A_NUMBER.match(meant):
+    # A text in a dict of overrides is meant as one; in a file or on a command line it is a typing mistake first.
+    if kind in (int, float) and isinstance(meant, (str, bool)) and value.start_mark is not None:
+        hint = " In YAML these are .inf and .nan." if word.lower().strip("+-") in _SPECIAL else ""
         raise ValueError(
-            f"{where(value)}: {show_path(path)!r} is {word!r}, which is no number, and {where(old)} has a number. "
-            f"To replace it by a text, put that in quotes inside the quotes: \"'{word}'\"."
+            f"{where(value)}: {show_path(path)!r} is {word!r}, which is no number, and {where(old)} has "
+            f"{_shown(old)}. Give a number or null.{hint} {_advice(value, word)}"
         )
     return node_of(meant) if isinstance(meant, bool) else value
+
+
+def _advice(value: Node, word: str) -> str:
+    """How to write a text where a text is unlikely."""
+    quotes = "'{}'".format(word.replace("'", "''"))
+    if isinstance(value.start_mark, Typed) and value.start_mark.how == "word":
+        return f'To replace it by a text, put that in quotes inside the quotes: {value.start_mark.name} "{quotes}".'
+    return f"To replace it by a text, put that in quotes: {quotes}."
+
+
+def _shown(node: Node) -> str:
+    """A value of the file in a few words."""
+    tag = custom_tag(node)
+    if isinstance(node, ScalarNode):
+        return f"{tag} {node.value}".strip() or "null"
+    return tag or ("a list" if isinstance(node, SequenceNode) else "a mapping")
 
 
 def _kind_of(node: Node) -> type | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from brainlib.config.source import HparamsTree
+from brainlib.config.typed import metavar
 from brainlib.config.yaml_nodes import (
     MappingNode,
     Node,
@@ -27,7 +28,7 @@ def refuse_placeholders(tree: HparamsTree) -> None:
     """
     lines = []
     for node, path in _placeholders(tree.root, (), set()):
-        example = _metavar(str(path[-1]))
+        example = metavar(str(path[-1]))
         for key in reversed(path[1:]):
             example = f"{{{key}: {example}}}"
         example = f"'{example}'" if len(path) > 1 else example
@@ -52,17 +53,3 @@ def _placeholders(node: Node, path: Path, seen: set[int]) -> Iterator[tuple[Node
     elif isinstance(node, SequenceNode):
         for index, value in enumerate(node.value):
             yield from _placeholders(value, (*path, index), seen)
-
-
-def _metavar(key: str) -> str:
-    """What stands for a value in a usage line."""
-    for word, metavar in (
-        ("dir", "DIR"),
-        ("folder", "DIR"),
-        ("file", "FILE"),
-        ("path", "PATH"),
-        ("num", "NUMBER"),
-    ):
-        if word in key.lower():
-            return metavar
-    return "VALUE"

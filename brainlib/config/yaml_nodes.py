@@ -24,6 +24,7 @@ from ruamel.yaml.nodes import ScalarNode as ScalarNode
 from ruamel.yaml.nodes import SequenceNode as SequenceNode
 
 from brainlib.config.scalars import AmbiguousWord, is_tuple, read_plain
+from brainlib.config.typed import Typed
 
 __all__ = [
     "PythonNode",
@@ -128,8 +129,10 @@ def _refuse_duplicates(node: Node) -> None:
 
 
 def where(node: Node) -> str:
-    """The file and line of a node, to begin a message with."""
+    """The file and line of a node, or its name on the command line, to begin a message with."""
     mark = node.start_mark
+    if isinstance(mark, Typed):
+        return mark.name
     return "the overrides" if mark is None else f"{mark.name}, line {mark.line + 1}"
 
 

@@ -217,7 +217,6 @@ def source_of(data: Any, name: str) -> BatchSource:
         TypeError: For what is neither: a dict, a string, a number.
     """
     source: BatchSource
-    check_set(data, name)
     if isinstance(data, DataLoader):
         plain = type(data) is DataLoader and not isinstance(data.dataset, IterableDataset)
         source = LoaderBatches(data, name) if plain else IterableBatches(data, name)

@@ -11,28 +11,37 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure  # figures without pyplot: no window, no global state
 from torch import Tensor
 
-TRAIN, VALID = "#1f77b4", "#d95f02"
+TRAIN, VALID, CHOSEN = "#1f77b4", "#d95f02", "#555555"
 DPI = 110
 
 
-def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def plot_curves(
+    rows: Sequence[Mapping[str, Any]], path: Path, title: str, chosen_epoch: int | None = None
+) -> None:
     """Loss and accuracy of train and valid over the epochs, in one picture.
 
     Args:
         rows: what `read_metrics` gives: one an epoch, with "epoch", "train" and "valid".
         path: of the PNG.
+        title: what was run.
+        chosen_epoch: the one whose weights were tested, to be marked.
     """
     epochs = [row["epoch"] for row in rows]
-    figure = Figure(figsize=(8.5, 3.2), layout="constrained")
+    figure = Figure(figsize=(8.5, 3.5), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
         for group, color in (("train", TRAIN), ("valid", VALID)):
             values = [row[group][name] for row in rows]
             axes.plot(epochs, values, color=color, label=group, marker="o", markersize=3)
+        if chosen_epoch is not None:
+            axes.axvline(
+                chosen_epoch, color=CHOSEN, linestyle="--", linewidth=1, label=f"tested: epoch {chosen_epoch}"
+            )
         axes.set_xlabel("epoch")
         axes.set_ylabel(name)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend()
+    figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=DPI)
 
 
@@ -54,7 +63,7 @@ def plot_confusion(labels: Tensor, digits: Tensor, path: Path, num_classes: int 
     # Colored by the mistakes alone: the diagonal is so large that beside it every mistake would look white.
     shades = wrong.float().fill_diagonal_(float("nan"))
     axes.imshow(
-        shades,
+        shades.numpy(),
         cmap=colormaps["Oranges"].with_extremes(bad="#e8e8e8"),
         vmin=0,
         vmax=max(1.5 * float(wrong.max()), 4),
@@ -89,24 +98,27 @@ def plot_mistakes(
     """
     wrong = (labels != digits).nonzero().flatten()
     shown = wrong[confidences[wrong].argsort(descending=True, stable=True)][:most].tolist()
-    # All on one sheet, in cells that leave room for two lines of text above each image.
-    columns, size = 6, images.shape[-1]
-    rows = max(1, -(-len(shown) // columns))
-    height, width = round(1.5 * size), round(1.25 * size)
-    sheet = torch.zeros(rows * height, columns * width)
-    inches = 1.67 * rows + 0.5
-    figure = Figure(figsize=(8.5, inches))
-    axes = figure.add_axes((0.01, 0.02, 0.98, 0.98 - 0.35 / inches))
-    for place, i in enumerate(shown):
-        bottom, left = (place // columns + 1) * height, place % columns * width + (width - size) // 2
-        sheet[bottom - size : bottom, left : left + size] = images[i, 0]
-        text = f"{int(labels[i])} read as {int(digits[i])}\n{float(confidences[i]):.0%} sure"
-        axes.text(left + size / 2 - 0.5, bottom - size - 0.8, text, ha="center", va="bottom", size=9)
-    axes.imshow(sheet, cmap="gray_r", vmin=0, vmax=1)
-    axes.set_axis_off()
     few = (
         "No mistakes" if not shown else "The one mistake" if len(wrong) == 1 else f"All {len(wrong)} mistakes"
     )
     many = f"The {len(shown)} surest of {len(wrong)} mistakes"
+    # All on one sheet, in cells that leave room for two lines of text above each image; at least as wide as the title.
+    rows = max(1, -(-len(shown) // 6))
+    columns = -(-len(shown) // rows)
+    size = images.shape[-1]
+    height, width = round(1.5 * size), round(1.25 * size)
+    left_edge = max(0, 3 - columns) * width // 2
+    sheet = torch.zeros(rows * height, max(columns, 3) * width)
+    inches = 1.67 * rows + 0.5
+    figure = Figure(figsize=(1.42 * max(columns, 3), inches))
+    axes = figure.add_axes((0.01, 0.02, 0.98, 0.98 - 0.35 / inches))
+    for place, i in enumerate(shown):
+        bottom = (place // columns + 1) * height
+        left = left_edge + place % columns * width + (width - size) // 2
+        sheet[bottom - size : bottom, left : left + size] = images[i, 0]
+        text = f"{int(labels[i])} read as {int(digits[i])}\n{float(confidences[i]):.0%} sure"
+        axes.text(left + size / 2 - 0.5, bottom - size - 0.8, text, ha="center", va="bottom", size=9)
+    axes.imshow(sheet.numpy(), cmap="gray_r", vmin=0, vmax=1)
+    axes.set_axis_off()
     figure.suptitle(f"{many if len(wrong) > len(shown) else few} on the test images", fontsize=11)
     figure.savefig(path, dpi=DPI)

@@ -8,6 +8,7 @@ Whatever stands in the YAML can be given on the command line: ``--lr 1e-4``, ``-
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -39,6 +40,7 @@ class DigitsBrain(bl.Brain):
         self.num_right = {stage: torch.tensor(0, device=self.device) for stage in Stage}
         self.num_seen = dict.fromkeys(Stage, 0)
         self.stats: dict[Stage, dict[str, float]] = {}
+        self.seed: int = self.hparams.seed  # a run that is resumed keeps the one that it began with
 
     # -------------------------------------------------------------------------------------------- what is computed
 
@@ -59,14 +61,9 @@ class DigitsBrain(bl.Brain):
     # ------------------------------------------------------------------------------------------ when it is computed
 
     def init_optimizers(self) -> None:
-        """One optimizer, L2 where it is wanted, and a learning rate that falls to 0 in a straight line."""
+        """One optimizer, with L2 where it is wanted."""
         self.optimizer = self.opt_class(l2_groups(self.modules.model, self.hparams.l2, self.hparams.l2_on))
         self.optimizers_dict = {"optimizer": self.optimizer}
-        num_updates = self.hparams.num_updates
-        # Being an attribute that has a state, it is in every checkpoint: nothing else has to be done for it.
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda k: max(0.0, 1 - k / num_updates)
-        )
 
     def on_fit_start(self) -> None:
         super().on_fit_start()  # makes the optimizer, and goes on from the newest checkpoint if there is one
@@ -78,12 +75,6 @@ class DigitsBrain(bl.Brain):
         if stage is Stage.TEST:
             self.test_readings: list[tuple[Tensor, Tensor]] = []
 
-    def on_fit_batch_end(
-        self, batch: dict[str, Tensor], outputs: Tensor, loss: Tensor, should_step: bool
-    ) -> None:
-        if should_step:
-            self.schedule.step()
-
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         accuracy = self.num_right[stage].item() / self.num_seen[stage]
         self.stats[stage] = {"loss": stage_loss, "accuracy": accuracy}
@@ -91,12 +82,14 @@ class DigitsBrain(bl.Brain):
             return
         # Log first, then save: killed in between, the epoch is logged twice. The other way round it would be missing.
         test_stats = self.watch_test()
-        meta = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
+        meta = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}  # of the last update
         self.hparams.train_logger.log_stats(
             meta, self.stats[Stage.TRAIN], self.stats[Stage.VALID], test_stats, verbose=True
         )
         self.checkpointer.save_and_keep_only(
-            meta={"accuracy": accuracy}, max_keys=["accuracy"], verbosity=logging.DEBUG
+            meta={"epoch": epoch, "accuracy": accuracy, "seed": self.seed},
+            max_keys=["accuracy"],
+            verbosity=logging.DEBUG,
         )
 
     def watch_test(self) -> dict[str, float] | None:
@@ -122,6 +115,7 @@ class DigitsBrain(bl.Brain):
             "num_seen": self.num_seen[Stage.TRAIN],
             "train_stats": self.stats.get(Stage.TRAIN),
             "seconds": self.seconds(),
+            "seed": self.seed,
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -130,6 +124,7 @@ class DigitsBrain(bl.Brain):
         if state["train_stats"] is not None:
             self.stats[Stage.TRAIN] = state["train_stats"]
         self.seconds_before, self.started = state["seconds"], time.monotonic()
+        self.seed = state["seed"]
 
 
 def l2_groups(model: torch.nn.Module, l2: float, l2_on: str) -> list[dict[str, Any]]:
@@ -150,14 +145,50 @@ def l2_groups(model: torch.nn.Module, l2: float, l2_on: str) -> list[dict[str, A
     return groups + ([{"params": others, "weight_decay": 0.0}] if others else [])
 
 
-def draw_pictures(brain: DigitsBrain, test: Split, folder: Path) -> list[Path]:
+def move_to_debug_folder(hparams: dict[str, Any], keep_checkpoints: bool) -> None:
+    """Send everything that a debug run writes into a folder of its own, so that the real run is left alone."""
+    folder = Path(hparams["output_folder"]) / "debug"
+    hparams["output_folder"] = str(folder)
+    hparams["train_logger"] = bl.JsonlLogger(folder / "metrics.jsonl")
+    hparams["checkpointer"] = bl.Checkpointer(folder / "save")
+    if not keep_checkpoints:  # it starts from scratch, and so do its curves
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
+    print(f"debug: a few batches only; the files of this run go to {folder}")
+
+
+def collect_results(brain: DigitsBrain, folder: Path, seconds: float) -> dict[str, Any]:
+    """What results.json holds: the test of the epoch that is best on valid, and where that came from."""
+    chosen = (
+        brain.checkpointer.loaded
+    )  # by evaluate; None where there is no checkpoint, so that nothing was trained
+    results = {
+        "test": brain.stats[Stage.TEST],
+        "epoch": chosen.meta["epoch"] if chosen else None,
+        "checkpoint": chosen.path.name if chosen else None,
+        "seed": chosen.meta["seed"] if chosen else brain.seed,
+    }
+    if brain.test_only:  # the time that training took is known only to the run that trained
+        former = folder / "results.json"
+        known = json.loads(former.read_text()).get("seconds") if former.exists() else None
+    else:
+        known = round(seconds, 2)
+    return results if known is None else {**results, "seconds": known}
+
+
+def draw_pictures(brain: DigitsBrain, test: Split, folder: Path, results: dict[str, Any]) -> list[Path]:
     """The pictures of the run, from metrics.jsonl and from the readings of the last `evaluate`."""
     curves, confusion, mistakes = folder / "curves.png", folder / "confusion.png", folder / "mistakes.png"
     digits = torch.cat([digits for digits, _ in brain.test_readings])
     confidences = torch.cat([confidences for _, confidences in brain.test_readings])
-    plots.plot_curves(bl.read_metrics(folder / "metrics.jsonl", merge_by="epoch"), curves)
-    plots.plot_confusion(test.labels, digits, confusion)
-    plots.plot_mistakes(test.images, test.labels, digits, confidences, mistakes)
+    images, labels = test.images[: len(digits)], test.labels[: len(digits)]  # a debug run reads some only
+    plots.plot_confusion(labels, digits, confusion)
+    plots.plot_mistakes(images, labels, digits, confidences, mistakes)
+    metrics = folder / "metrics.jsonl"
+    rows = bl.read_metrics(metrics, merge_by="epoch") if metrics.exists() else []
+    if not rows:  # nothing was trained here
+        return [confusion, mistakes]
+    title = f"{type(brain.modules.model).__name__} on {brain.hparams.dataset} digits, seed {results['seed']}"
+    plots.plot_curves(rows, curves, title, results["epoch"])
     return [curves, confusion, mistakes]
 
 
@@ -165,6 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the recipe; `arguments` are those of the command line. Returns what results.json holds."""
     param_file, run_opts, overrides = bl.parse_arguments(arguments)
     hparams = bl.load_hyperpyyaml(param_file, overrides)
+    options = bl.RunOptions.resolve(run_opts, hparams)
+    if options.debug:
+        move_to_debug_folder(hparams, options.debug_persistently)
     folder = Path(hparams["output_folder"])
     bl.create_experiment_directory(folder, hyperparams_to_save=param_file, overrides=overrides)
     torch.set_num_threads(hparams["num_threads"])
@@ -172,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     splits = prepare_digits(hparams["dataset"], hparams["data_folder"])
     print(describe(splits))
     num_batches = math.ceil(len(splits["train"]) / hparams["train_loader"]["batch_size"])
-    hparams["num_updates"] = num_batches * hparams["number_of_epochs"]
+    schedule = hparams["schedule"](num_total=num_batches * hparams["number_of_epochs"])
 
     brain = DigitsBrain(
         modules={"model": hparams["model"]},
@@ -180,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         hparams=hparams,
         run_opts=run_opts,
         checkpointer=hparams["checkpointer"],
+        extensions=[bl.LearningRate(schedule)],
     )
     brain.test_split = splits["test"] if hparams["watch_test"] else None
     brain.fit(
@@ -192,11 +227,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     seconds = brain.seconds()
     brain.evaluate(splits["test"], max_key="accuracy", test_loader_kwargs=EVALUATION_LOADER)
 
-    pictures = draw_pictures(brain, splits["test"], folder)
-    results = {"test": brain.stats[Stage.TEST], "seconds": round(seconds, 2)}
+    results = collect_results(brain, folder, seconds)
+    pictures = draw_pictures(brain, splits["test"], folder, results)
     bl.write_results(folder, results)
-    print(f"test accuracy {results['test']['accuracy']:.4f}, loss {results['test']['loss']:.4f},", end=" ")
-    print(f"after {seconds:.1f} s of training")
+    after = f", after {results['seconds']:.1f} s of training" if "seconds" in results else ""
+    print(f"test accuracy {results['test']['accuracy']:.4f}, loss {results['test']['loss']:.4f}{after}")
     print("results and pictures:", *[folder / "results.json", *pictures], sep="\n  ")
     return results
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,8 +74,7 @@ def test_options_that_take_lists() -> None:
         (["--x", "None"], None),
         (["--x="], ""),
         (["--x", ""], ""),
-        (["--x"], True),
-        (["--x", "--y", "3"], True),
+        (["--x=true"], True),
         (["--x", "false"], False),
         (["--x", "a: b"], "a: b"),
         (["--x", "a #b"], "a #b"),
@@ -113,6 +113,87 @@ def test_values_of_overrides_are_what_was_typed(words: list[str], value: object)
     assert loaded == value and (type(loaded) is type(value) or isinstance(loaded, dict))
 
 
+def test_a_name_alone_is_true_where_the_file_has_a_boolean() -> None:
+    for words in (["--x"], ["--x", "--y", "3"], ["--y", "3", "--x"]):
+        assert load_hyperpyyaml("x: false\ny: 3\n", parse_arguments(["a.yaml", *words])[2])["x"] is True
+    assert (
+        load_hyperpyyaml("y: 3\n", parse_arguments(["a.yaml", "--x"])[2], overrides_must_match=False)["x"]
+        is True
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (
+            "!PLACEHOLDER",
+            "!PLACEHOLDER. Write --output_folder DIR, or --output_folder=true if that is meant.",
+        ),
+        ("results", "results. Write --output_folder DIR"),
+        ("3", "3. Write"),
+        ("null", "null. Write"),
+        ("[1, 2]", "a list. Write"),
+        ("{a: 1}", "a mapping. Write"),
+        ("!new:dict {a: 1}", "!new:dict. Write"),
+        ("!ref <x>", "!ref <x>. Write"),
+    ],
+)
+def test_a_name_alone_anywhere_else_says_what_to_write(given: str, shown: str) -> None:
+    _, _, overrides = parse_arguments(["a.yaml", "--output-folder", "--x"])
+    with pytest.raises(ValueError) as caught:
+        load_hyperpyyaml(f"x: true\noutput_folder: {given}\n", overrides)
+    assert str(caught.value).startswith(
+        "--output_folder has no value. A name alone means true, and replaces only true or false; the hparams text, "
+        f"line 2 has {shown}"
+    )
+
+
+def test_messages_name_what_was_typed_and_no_line() -> None:
+    def error(*words: str) -> str:
+        _, _, overrides = parse_arguments(["a.yaml", "--y", "3", *words])
+        with pytest.raises((ValueError, ImportError)) as caught:
+            load_hyperpyyaml("x: 1\ny: 2\nlist: {a: 1}\n", overrides)
+        return str(caught.value)
+
+    assert error("--lrr", "3").startswith("--lrr: there is no key 'lrr' in the hparams text.")
+    assert error("--x", "!new:no.such").startswith("--x: 'x': there is no module 'no'")
+    assert error("--list", "{a: !ref <zz>}").startswith("--list: <zz>: there is no key 'zz'.")
+    assert error("--list", "{b: 1}").startswith("--list: there is no key 'b' in 'list' in the hparams text.")
+    assert error("--list", "{a: off}").startswith("--list: 'list[a]' is 'off', which is no number")
+    assert error("--list", "[yes]").startswith("--list: 'list[0]': yes means different things")
+
+
+def test_a_word_for_a_number_is_refused() -> None:
+    def loaded(text: str, *words: str) -> object:
+        return load_hyperpyyaml(text, parse_arguments(["a.yaml", *words])[2])["lr"]
+
+    def error(*words: str) -> str:
+        with pytest.raises(ValueError) as caught:
+            loaded("lr: 3.0e-3\nk: 5\n", *words)
+        return str(caught.value)
+
+    assert error("--lr", "fast") == (
+        "--lr: 'lr' is 'fast', which is no number, and the hparams text, line 1 has 3.0e-3. Give a number or null. "
+        """To replace it by a text, put that in quotes inside the quotes: --lr "'fast'"."""
+    )
+    for word in ("", "3.", "1e-3x", "1/3", "two words", "a: b", "true", "no", "007", "it's"):
+        if word not in ("3.", "007"):
+            assert f"'lr' is {word!r}, which is no number" in error("--lr", word), word
+    assert loaded("lr: 1\n", "--lr", "3.") == 3.0
+    assert "write 7 for the number" in error("--lr", "007")
+    assert "In YAML these are .inf and .nan." in error("--lr=-inf")
+    assert loaded("lr: 1\n", "--lr=-.inf") == float("-inf")
+    for word, value in (
+        ("null", None),
+        ("None", None),
+        ("!ref <k>", 5),
+        ("[1]", [1]),
+        ("(1, 2)", (1, 2)),
+        ("'fast'", "fast"),
+    ):
+        assert loaded("lr: 1\nk: 5\n", "--lr", word) == value
+
+
 def test_keys_that_yaml_would_take_for_something_else() -> None:
     _, _, overrides = parse_arguments(["a.yaml", "--on", "3", "--a.b=4"])
     assert load_hyperpyyaml("on: 1\na.b: 2\n", overrides) == {"on": 3, "a.b": 4}
@@ -146,10 +227,41 @@ def test_help_lists_every_option_and_exits(capsys: pytest.CaptureFixture[str]) -
             parse_arguments(["a.yaml", word, "--nonsense"])
         assert caught.value.code == 0
         printed = capsys.readouterr().out
-        assert printed == help_text()
-        assert all(f"  --{name}  (" in printed for name in RunOptions.names())
+        listed, old = printed.split("Accepted for old files: ")
+        assert listed.endswith("\n\n") and len(old.splitlines()) < 5
+        assert all(f"  --{name}  (" in listed or f"--{name}" in old for name in RunOptions.names())
+        assert "--jit," in old and "--jit " not in listed
+        assert "There is no hparams file 'a.yaml'" in printed
     assert "--max_grad_norm  (a number, or null; default 5.0)" in printed
     assert max(map(len, printed.splitlines()[1:])) <= 110  # the first names the program, wherever it lies
+
+
+def test_help_lists_the_keys_of_the_file_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "# a recipe\n__seed: !apply:random.seed [1]\nout: !PLACEHOLDER\nlr: 1e-3   # falls\n# not this one\n"
+        "model: !new:torch.nn.Linear\n    in_features: !ref <n>\n    out_features: 3\nn:\nname: 'a  b'\n"
+        f"long: {'x' * 200}\nfolded: >\n  one\n  two\n"
+    )
+    for words in ([str(file), "--help"], ["--lr", "3", str(file), "-h"]):
+        with pytest.raises(SystemExit):
+            parse_arguments(words)
+        printed = capsys.readouterr().out
+        lines = (
+            printed.split(f"Keys of {file}, with its values:\n\n")[1].split("\n\nRun options")[0].split("\n")
+        )
+        assert lines[:5] == [
+            "  --out     !PLACEHOLDER, has to be given",
+            "  --lr      1e-3  # falls",
+            "  --model   !new:torch.nn.Linear {in_features: !ref <n>, out_features: 3}",
+            "  --n       null",
+            "  --name    'a b'",
+        ]
+        assert lines[5].endswith("xxx …") and len(lines[5]) <= 110
+        assert lines[6:] == ["  --folded  'one two'"]
+    file.write_text("a: [1\n")
+    assert f"{file}, line 2: this is not YAML" in help_text(str(file)).replace("\n ", "")
+    assert "give the file to see them" in help_text()
 
 
 def test_from_the_command_line_to_a_brain() -> None:

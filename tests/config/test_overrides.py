@@ -83,3 +83,13 @@ def test_overrides_that_are_none() -> None:
         TEXT, "lrr: 1"
     )
     assert "There are 'lr', 'layers'" in error_of(TEXT, {"zzz": 1})
+
+
+def test_words_where_the_file_has_a_number() -> None:
+    assert error_of(TEXT, "box: {width: wide}") == (
+        "the overrides, line 1: 'box[width]' is 'wide', which is no number, and the hparams text, line 6 has 2. Give a "
+        "number or null. To replace it by a text, put that in quotes: 'wide'."
+    )
+    for overrides in ({"lr": "wide"}, "lr: 'wide'", "lr: !ref <text>"):
+        assert load_hyperpyyaml(TEXT + "text: wide\n", overrides)["lr"] == "wide"
+    assert load_hyperpyyaml(TEXT, {"lr": True})["lr"] is True  # Python's own are meant as they are

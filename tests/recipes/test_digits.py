@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -14,6 +15,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +42,7 @@ def recipe() -> Iterator[Callable[..., int]]:
         def run(name: str, out: Path, *arguments: str, kill_when: Callable[[], bool] = lambda: False) -> int:
             out.mkdir(exist_ok=True)
             words = [
-                str(HPARAMS / f"{name}.yaml"),
+                str(HPARAMS / f"{name}.yaml"),  # a path of its own where the name is absolute
                 "--output_folder",
                 str(out),
                 "--noprogressbar",
@@ -54,7 +57,7 @@ def output(out: Path) -> str:
     return (out / "output.txt").read_text()
 
 
-def results(out: Path) -> dict[str, dict[str, float]]:
+def results(out: Path) -> dict[str, Any]:
     return json.loads((out / "results.json").read_text())
 
 
@@ -90,6 +93,7 @@ def test_the_command_of_the_readme_reaches_the_accuracy_it_promises(tmp_path: Pa
     assert found["test"]["accuracy"] >= 0.975
     assert 0 < found["test"]["loss"] < 0.2
     assert 0 < found["seconds"] < 60
+    assert set(found) == {"test", "epoch", "checkpoint", "seed", "seconds"} and found["seed"] == 1234
     assert f"test accuracy {found['test']['accuracy']:.4f}" in process.stdout
     for name in PICTURES:
         assert str(tmp_path / name) in process.stdout
@@ -101,10 +105,17 @@ def test_the_command_of_the_readme_reaches_the_accuracy_it_promises(tmp_path: Pa
     assert [row["epoch"] for row in rows] == list(range(1, 31))
     assert all(set(row) >= {"train", "valid", "test", "lr"} for row in rows)
     assert rows[-1]["train"]["accuracy"] > 0.98 > rows[0]["train"]["accuracy"]
-    assert rows[0]["lr"] == pytest.approx(3e-3 * 29 / 30) and rows[-1]["lr"] == 0
+    # the rate that was used: an epoch has 20 updates, and the one after the last would have had 0
+    for row in rows:
+        assert row["lr"] == pytest.approx(3e-3 * (1 - (20 * row["epoch"] - 1) / 600))
     # the weights that were evaluated are those of the best epoch on valid, the newest of several
     best = max(rows, key=lambda row: (row["valid"]["accuracy"], row["epoch"]))
     assert found["test"]["accuracy"] == best["test"]["accuracy"]
+    assert found["epoch"] == best["epoch"]
+    assert (
+        found["checkpoint"] == f"step-{20 * best['epoch']:08d}"
+        and (tmp_path / "save" / found["checkpoint"]).is_dir()
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,6 +128,7 @@ def test_the_command_of_the_readme_reaches_the_accuracy_it_promises(tmp_path: Pa
         ("mlp", 0.20, ["--optimizer", "!name:torch.optim.SGD {lr: 0.3}"]),
         ("mlp", 0.20, ["--optimizer", "!name:torch.optim.SGD {lr: !ref <lr>, momentum: 0.9}", "--lr", "0.1"]),
         ("mlp", 0.20, ["--optimizer", "!name:torch.optim.Adagrad {lr: 0.02}"]),
+        ("mlp", 0.20, ["--schedule", "!name:brainlib.update.schedules.Cosine {num_warmup: 20}"]),
         ("mlp", 0.20, ["--l2", "1e-2", "--l2_on", "*.weight"]),
         ("mlp", 0.20, ["--train_loader", "{batch_size: 64, shuffle: True, num_workers: 1}"]),
         ("cnn", 0.20, ["--augment", "null", "--watch_test", "false"]),
@@ -129,6 +141,7 @@ def test_the_command_of_the_readme_reaches_the_accuracy_it_promises(tmp_path: Pa
         "sgd",
         "momentum",
         "adagrad",
+        "cosine",
         "l2",
         "workers",
         "no-augment",
@@ -147,7 +160,9 @@ def test_every_choice_that_a_comment_shows_is_tried_above() -> None:
     text = Path(__file__).read_text()
     for path in HPARAMS.glob("*.yaml"):
         choices = re.findall(r"^# ([a-z]\w*): (\S+)", path.read_text(), flags=re.MULTILINE)
-        assert {"dataset", "augment", "train_loader", "loss", "optimizer"} == {key for key, _ in choices}
+        assert {"dataset", "augment", "train_loader", "loss", "optimizer", "schedule"} == {
+            key for key, _ in choices
+        }
         for key, value in choices:
             assert f'"--{key}"' in text and value.rstrip("{") in text
 
@@ -177,6 +192,9 @@ def test_mnist_is_read_from_its_folder(
     )
     assert "train  54999 images of 28 x 28" in output(tmp_path)
     assert results(tmp_path)["test"]["accuracy"] > 0.6
+    # a debug run reads two batches of the test: the pictures are of what it read
+    assert recipe("softmax", tmp_path, *arguments, "--debug", "--watch_test", "false") == 0, output(tmp_path)
+    assert (tmp_path / "debug" / "confusion.png").exists()
 
 
 # ------------------------------------------------------------------------------------------------------ the pictures
@@ -194,6 +212,105 @@ def test_pictures_are_pngs_with_something_to_see(recipe: Callable[..., int], tmp
         assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 50, name
 
 
+@pytest.mark.parametrize("num_wrong", [0, 1, 3, 7, 30])
+def test_mistakes_are_as_wide_as_there_are_mistakes(tmp_path: Path, num_wrong: int) -> None:
+    plots = plots_of_the_recipe()
+    images, labels = torch.rand(40, 1, 8, 8), torch.arange(40) % 10
+    digits = labels.clone()
+    digits[:num_wrong] = (digits[:num_wrong] + 1) % 10
+    plots.plot_mistakes(images, labels, digits, torch.linspace(1, 0, 40), tmp_path / "mistakes.png")
+    image = pixels(tmp_path / "mistakes.png")[..., :3]
+    inked = (image < 0.9).any(axis=2).any(axis=0).nonzero()[0]  # columns with something in them
+    margins = inked[0], image.shape[1] - 1 - inked[-1]
+    assert max(margins) < image.shape[1] / 3 and abs(margins[0] - margins[1]) < image.shape[1] / 8
+
+
+def test_curves_mark_the_tested_epoch(tmp_path: Path) -> None:
+    plots = plots_of_the_recipe()
+    rows = [
+        {"epoch": n, **{group: {"loss": 1 / n, "accuracy": 1 - 1 / n} for group in ("train", "valid")}}
+        for n in (1, 2, 3)
+    ]
+    pictures = []
+    for epoch in (None, 2, 3):
+        plots.plot_curves(rows, tmp_path / "curves.png", "a title", epoch)
+        pictures.append(pixels(tmp_path / "curves.png").tobytes())
+    assert len(set(pictures)) == 3
+
+
+def plots_of_the_recipe() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits_plots", SCRIPT.with_name("plots.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ------------------------------------------------------------------------------------------- trying out, and testing
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a run by name, without what the console showed and what a debug run left."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "output.txt"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if "debug" not in path.parts}
+
+
+def test_a_debug_run_leaves_a_finished_one_alone(recipe: Callable[..., int], tmp_path: Path) -> None:
+    assert recipe("softmax", tmp_path, "--number_of_epochs", "3") == 0, output(tmp_path)
+    before = contents(tmp_path)
+    for _ in range(2):
+        assert recipe("softmax", tmp_path, "--number_of_epochs", "3", "--debug") == 0, output(tmp_path)
+    assert contents(tmp_path) == before
+
+    trial = tmp_path / "debug"
+    assert output(tmp_path).count(f"debug: a few batches only; the files of this run go to {trial}") == 2
+    assert {path.name for path in trial.iterdir()} >= {
+        *PICTURES,
+        "metrics.jsonl",
+        "results.json",
+        "train_log.txt",
+    }
+    assert num_rows(trial) == 2  # of the second; those of the first are gone
+    assert str(trial / "results.json") in output(tmp_path)
+
+    # The option may stand in the hparams file as well, and checkpoints may be wanted.
+    hparams = tmp_path / "debug.yaml"
+    text = (HPARAMS / "softmax.yaml").read_text()
+    hparams.write_text(text + "run_opts: {debug: True, debug_persistently: True, debug_epochs: 1}\n")
+    del before["train_log.txt"]
+    assert recipe(str(hparams.with_suffix("")), tmp_path) == 0, output(tmp_path)
+    assert {name: file for name, file in contents(tmp_path).items() if name in before} == before
+    assert len(list((trial / "save").glob("step-*"))) == 1
+
+
+def test_testing_a_finished_run_again_keeps_what_the_training_wrote(
+    recipe: Callable[..., int], tmp_path: Path
+) -> None:
+    assert recipe("softmax", tmp_path, "--number_of_epochs", "2") == 0, output(tmp_path)
+    before, metrics = results(tmp_path), (tmp_path / "metrics.jsonl").read_bytes()
+    assert recipe("softmax", tmp_path, "--number_of_epochs", "2", "--test_only", "--seed", "5") == 0, output(
+        tmp_path
+    )
+    assert results(tmp_path) == before and before["seconds"] > 0 and before["seed"] == 1234
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_testing_without_training_says_so_and_draws_what_it_can(
+    recipe: Callable[..., int], tmp_path: Path
+) -> None:
+    assert recipe("softmax", tmp_path, "--test_only", "--seed", "5") == 0, output(tmp_path)
+    found = results(tmp_path)
+    assert found["test"]["accuracy"] < 0.5
+    assert {key: found[key] for key in found if key != "test"} == {
+        "epoch": None,
+        "checkpoint": None,
+        "seed": 5,
+    }
+    assert not (tmp_path / "curves.png").exists() and (tmp_path / "confusion.png").exists()
+    assert "evaluating with the current weights: there is no checkpoint" in output(tmp_path)
+    assert "s of training" not in output(tmp_path)
+
+
 # ------------------------------------------------------------------------------------------------- killed, and again
 
 KILL_ARGUMENTS = ("--number_of_epochs", "8", "--ckpt_interval_steps", "7")
@@ -209,10 +326,11 @@ def rows_of(out: Path) -> list[dict[str, object]]:
 
 
 def assert_same_run(out: Path, uncut: Path) -> None:
-    assert results(out)["test"] == results(uncut)["test"]
+    found, expected = results(out), results(uncut)
+    assert all(found[key] == expected[key] for key in ("test", "epoch", "checkpoint", "seed"))
     assert rows_of(out) == rows_of(uncut)
-    weights, expected = saved_weights(out), saved_weights(uncut)
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    weights, uncut_weights = saved_weights(out), saved_weights(uncut)
+    assert all(torch.equal(weights[name], uncut_weights[name]) for name in uncut_weights)
 
 
 @pytest.fixture(scope="module")

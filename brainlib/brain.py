@@ -181,6 +181,7 @@ class Brain:
         self._save_triggers: list[Trigger] = []
         self._optimizers = Optimizers()
         self._said: set[str] = set()
+        self._debug_folder: tempfile.TemporaryDirectory[str] | None = None
         names = (
             "_options",
             "_outer",
@@ -821,6 +822,13 @@ class Brain:
         if self._seed is None:
             self._seed = draw_seed()
         say_how(self.modules, self.device, self._options, self._seed, own_steps=self._custom_fit_batch)
+        if not self._custom_fit_batch and any(
+            isinstance(o, torch.optim.LBFGS) for o in self._optimizers.found.values()
+        ):
+            raise ValueError(
+                "LBFGS computes the loss several times an update, which the default fit_batch does not: override "
+                "fit_batch and call self.optimizer.step(closure) in it, or take another optimizer"
+            )
         if not self._optimizers.found and not self._custom_fit_batch:
             logger.warning(
                 "no parameter will be updated: there is no optimizer. Give opt_class, or make one in init_optimizers."
@@ -1151,7 +1159,8 @@ class Brain:
         if self.checkpointer is None:
             return
         if self._options.debug and not self._options.debug_persistently:
-            self.checkpointer.checkpoints_dir = tempfile.mkdtemp(prefix="brainlib-debug-")
+            self._debug_folder = tempfile.TemporaryDirectory(prefix="brainlib-debug-")  # goes with the Brain
+            self.checkpointer.checkpoints_dir = self._debug_folder.name
             logger.info("debug: checkpoints go to %s", self.checkpointer.checkpoints_dir)
         self.checkpointer.attach(self._state)
 

@@ -111,6 +111,11 @@ class BrainState:
         brain = self._brain
         brain._settle_verdict()
         run, closed = brain._outer.run, brain._outer.closing
+        if run.recorded and run.verdict is None and brain.should_step and brain._fitting and run.micro:
+            raise ValueError(
+                "a checkpoint cannot be made between the backward and the step of an update (in freeze_optimizers or a "
+                "hook of an optimizer): save in on_fit_batch_end"
+            )
         counters = run.state_dict(closed)
         if not closed and self._has_untrained_batch():
             counters["step"] -= 1

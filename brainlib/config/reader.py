@@ -34,7 +34,6 @@ from brainlib.config.yaml_nodes import (
     ScalarNode,
     SequenceNode,
     custom_tag,
-    find_key,
     is_plain,
     items,
     parse,
@@ -87,6 +86,9 @@ class HparamsReader:
         self._main = Scope(tree.root)
         self._values: dict[int, Any] = {}
         self._kept: list[Node] = []
+        self._entries: dict[
+            int, tuple[dict[Any, Any], dict[str, Any]]
+        ] = {}  # of a mapping by key, and by its text
         self._open: list[tuple[int, str]] = []  # what is being computed right now, outermost first
 
     def read(self) -> dict[Any, Any]:
@@ -182,7 +184,7 @@ class HparamsReader:
             references = [piece for piece in pieces if isinstance(piece, Reference)]
             if len(pieces) == len(references) == 1:
                 return self._refer(references[0], node, scope, copy=copy)
-            if not references and find_key(scope.root, node.value) is not None:
+            if not references and self._entry(scope.root, node.value) is not None:
                 raise TemplateError(f"{node.value} is a key: to refer to it write <{node.value}>")
             values = [self._refer(each, node, scope, copy=copy) for each in references]
             if any(value is LATER for value in values):
@@ -221,7 +223,7 @@ class HparamsReader:
         """Follow a reference as far as it leads through the file, and from there through values."""
         parts = reference.head.split(".")
         for cut in range(len(parts), 0, -1):
-            entry = find_key(scope.root, ".".join(parts[:cut]))
+            entry = self._entry(scope.root, ".".join(parts[:cut]))
             if entry is not None:
                 break
         else:
@@ -235,10 +237,23 @@ class HparamsReader:
             place = self._step(place, *step)
         return place
 
+    def _entry(self, node: MappingNode, key: Any) -> tuple[Any, Node] | None:
+        """As `find_key`, for a tree that no longer changes: looked up, where a file has thousands of references."""
+        if id(node) not in self._entries:
+            by_key: dict[Any, Any] = {}
+            by_text: dict[str, Any] = {}
+            for own, _, value in items(node):
+                by_key.setdefault(own, (own, value))
+                by_text.setdefault(str(own), (own, value))
+            self._entries[id(node)] = by_key, by_text
+            self._kept.append(node)
+        by_key, by_text = self._entries[id(node)]
+        return by_key.get(key) or by_text.get(str(key))
+
     def _step(self, place: _Place, kind: str, name: str) -> _Place:
         inner = (*place.path, name)
         if kind == "[]" and isinstance(place.node, MappingNode):
-            entry = find_key(place.node, name)
+            entry = self._entry(place.node, name)
             if entry is not None:
                 return _Place(inner, self._tree.scopes.get(id(place.node), place.scope), entry[1])
             if not custom_tag(place.node).startswith(

@@ -61,7 +61,7 @@ def preserved_buffers(modules: torch.nn.Module) -> Iterator[None]:
         (module, name, buffer, buffer.clone())
         for module in modules.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
+        if buffer is not None and not torch.nn.parameter.is_lazy(buffer)
     ]
     try:
         yield

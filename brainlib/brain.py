@@ -30,7 +30,7 @@ from brainlib.announcements import (
 )
 from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
-from brainlib.brain_state import MID_EPOCH_VALIDATION, BrainState, warn_of_unsaved
+from brainlib.brain_state import MID_EPOCH_VALIDATION, NUM_SNAPSHOTS, BrainState, warn_of_unsaved
 from brainlib.common.asked import asked
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
@@ -48,6 +48,7 @@ from brainlib.precision import precision_of
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, draw_seed, preserved_generators
+from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
 from brainlib.triggers import Trigger, as_trigger
 from brainlib.update.buffers import Buffers
@@ -55,7 +56,7 @@ from brainlib.update.fused import make_fused
 from brainlib.update.gradients import Gradients
 from brainlib.update.guard import DeviceGuard, HostGuard
 from brainlib.update.loss_check import check_loss
-from brainlib.update.loss_weight import num_items
+from brainlib.update.loss_weight import ids_of, num_items
 from brainlib.update.optimizers import Optimizers
 from brainlib.update.parameter_groups import without_vector_decay
 from brainlib.update.watch import OptimizerWatch
@@ -362,6 +363,7 @@ class Brain:
         self._scope.validate_now = lambda: (
             self._fit_valid(valid, epoch, progressbar) if valid is not None else 0.0
         )
+        marks = self._custom_fit_batch and self.checkpointer is not None
         read_loss, keep_buffers, trained = run.loss.value, self._scope.buffers.keep, run.step
         with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
             try:
@@ -370,6 +372,9 @@ class Brain:
                     if run.micro == 1:
                         keep_buffers()
                         scope.window_began = run.optimizer_step
+                    scope.batch = batch
+                    if marks:
+                        scope.gradients_before = self._optimizers.mark()
                     self.should_step = closes = window.closes(run)
                     loss = self.fit_batch(batch)
                     if self._custom_fit_batch:
@@ -381,6 +386,7 @@ class Brain:
             except BaseException:
                 self._take_back(trained)
                 raise
+        scope.batch = None
         self._settle_verdict()
         if run.step == 0:
             raise ValueError(train.empty_message(run.epoch))
@@ -703,7 +709,7 @@ class Brain:
     # What the run can be asked
     # ------------------------------------------------------------------------------------------------------------
 
-    @asked
+    @property
     def run_state(self) -> RunState:
         """Every counter of the run. To be read."""
         return self._scope.run
@@ -934,7 +940,10 @@ class Brain:
             batches = islice(batches, max(limit - run.step, 0))
             total = min(limit, total if total is not None else limit)
         factor = self._options.grad_accumulation_factor
-        self._scope.buffers = Buffers(self.modules)
+        if run.micro == 0 or not self._scope.buffers.kept:
+            self._scope.buffers = Buffers(self.modules)
+            if run.micro:  # resumed inside a window: there is nothing older to go back to
+                self._scope.buffers.keep()
         self._scope.updates_before = run.optimizer_step
         self._scope.watch.clear()
         if train.num_batches is not None:
@@ -1037,8 +1046,10 @@ class Brain:
     def _check_patience(self) -> None:
         run, patience = self._scope.run, self._options.nonfinite_patience
         logger.warning(
-            "update skipped: a loss or gradient was not finite (batch %d of the epoch, %d in a row, %d in all)",
+            "update skipped: a loss or gradient was not finite (%sbatch %d of the epoch%s, %d in a row, %d in all)",
+            "seen at " if self._guard.late else "",
             run.step,
+            "" if self._guard.late else ids_of(self._scope.batch),
             run.nonfinite_in_a_row,
             run.nonfinite_windows,
         )
@@ -1179,9 +1190,10 @@ class Brain:
         )  # all are asked: each remembers where it looked
 
     def _own_extensions(self) -> Sequence[Extension]:
+        snapshots = self._own_snapshots()
         every = self._options.valid_interval_steps
         if not every:
-            return ()
+            return snapshots
 
         @make_extension(trigger=(every, "step"), name=MID_EPOCH_VALIDATION, priority=300)
         def validate(brain: Brain) -> None:
@@ -1189,7 +1201,13 @@ class Brain:
             if brain._scope.run.step and not brain._scope.is_last():
                 brain._scope.validate_now()
 
-        return (validate,)
+        return (validate, *snapshots)
+
+    def _own_snapshots(self) -> Sequence[Extension]:
+        num = self._options.num_snapshots
+        if num is not None and self.checkpointer is None:
+            logger.warning("num_snapshots has no effect: the Brain has no checkpointer")
+        return () if num is None or self.checkpointer is None else (Snapshot(num, name=NUM_SNAPSHOTS),)
 
     def _check_fingerprint(self, train: BatchSource) -> None:
         """Inside an epoch, a position means the same only in the same data."""

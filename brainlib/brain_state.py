@@ -7,6 +7,7 @@ whatever else with state is found.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from brainlib.announcements import say_which_hparams_differ
+from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.found import attributes_of, found_in, has_state, own_generators
 from brainlib.seeding import generator_states, set_generator_states
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
     from brainlib.brain import Brain
     from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
 
-__all__ = ["MID_EPOCH_VALIDATION", "BrainState", "warn_of_unsaved"]
+__all__ = ["MID_EPOCH_VALIDATION", "NUM_SNAPSHOTS", "BrainState", "warn_of_unsaved"]
 
 MID_EPOCH_VALIDATION = "mid_epoch_validation"  # the extension behind the option valid_interval_steps
+NUM_SNAPSHOTS = "num_snapshots"  # the one behind the option of this name
 _VERSION = 1
 
 
@@ -57,7 +60,15 @@ class BrainState:
     def _has_untrained_batch(self) -> bool:
         """Whether the batch in hand is not trained on yet (a save at the beginning of it): it is not counted then."""
         outer = self._brain._outer
-        return outer.run.in_hand and not outer.watch.stepped
+        if not outer.run.in_hand or outer.watch.stepped:
+            return False
+        return outer.gradients_before in (None, self._brain._optimizers.mark())
+
+    def _has_uncounted_step(self) -> bool:
+        """Whether a fit_batch of the user's has stepped and saves before it returns, after which it is counted."""
+        outer = self._brain._outer
+        counted = outer.run.optimizer_step != outer.updates_before
+        return outer.run.in_hand and outer.watch.stepped and not counted
 
     def loads_again(self, checkpoint: Checkpoint) -> bool:
         """Whether this checkpoint will be applied once more, after code that may yet make what it holds.
@@ -116,10 +127,19 @@ class BrainState:
                 "a checkpoint cannot be made between the backward and the step of an update (in freeze_optimizers or a "
                 "hook of an optimizer): save in on_fit_batch_end"
             )
+        refuse_nonfinite(brain.modules)
+        if brain._scope.inner:
+            brain._say_once(
+                "inner save",
+                "a checkpoint is made inside a fit that a hook has called: it stands for where the outer fit is, and a "
+                "run resumed from it runs the inner fit again",
+            )
         counters = run.state_dict(closed)
         if not closed and self._has_untrained_batch():
             counters["step"] -= 1
             counters["micro"] -= 1
+        if not closed:
+            counters["optimizer_step"] += self._has_uncounted_step()
         return {
             "version": _VERSION,
             "seed": brain._seed,
@@ -154,7 +174,7 @@ class BrainState:
         here = brain._extensions.state_dict()
         extensions = state["extensions"].items()  # ours comes and goes with its option; the user's are strict
         brain._extensions.load_state_dict(
-            {k: v for k, v in extensions if k in here or k != MID_EPOCH_VALIDATION}
+            {k: v for k, v in extensions if k in here or k not in (MID_EPOCH_VALIDATION, NUM_SNAPSHOTS)}
         )
         for name, param in brain.modules.named_parameters():
             param.requires_grad_(name not in state["frozen"])
@@ -185,6 +205,32 @@ class BrainState:
                 state["seed"],
             )
         say_which_hparams_differ(state["hparams"], plain_hparams(self._brain.hparams))
+
+
+def refuse_nonfinite(modules: torch.nn.Module) -> None:
+    """A checkpoint with broken weights would only be found out when it is needed.
+
+    >>> broken = torch.nn.Linear(1, 1); _ = broken.weight.data.fill_(float("nan"))
+    >>> refuse_nonfinite(broken)
+    Traceback (most recent call last):
+    ...
+    ValueError: no checkpoint is made, because the parameters 'weight' hold values that are not finite. ...
+    """
+    named = {name: param.detach() for name, param in modules.named_parameters() if param.is_floating_point()}
+    named = {name: param for name, param in named.items() if not torch.nn.parameter.is_lazy(param)}
+    if not named:
+        return
+    norms = torch._foreach_norm(list(named.values()), float("inf"))
+    several = len({norm.device for norm in norms}) > 1
+    largest = torch.stack([norm.double().cpu() if several else norm.double() for norm in norms]).tolist()
+    broken = [name for name, value in zip(named, largest, strict=True) if not math.isfinite(value)]
+    if not broken:
+        return
+    raise ValueError(
+        f"no checkpoint is made, because the parameters {quoted(broken)} hold values that are not finite. The older "
+        "checkpoints are intact: go on from one of them with a lower learning rate, and look for what wrote these "
+        "values past the guard of the update."
+    )
 
 
 def warn_of_unsaved(brain: Brain, checkpointer: Checkpointer) -> None:
@@ -238,8 +284,9 @@ def _generator_state(generator: Any) -> Any:
     if isinstance(generator, random.Random):
         version, words, gauss = generator.getstate()
         return {"python": [version, list(words), gauss]}
-    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
-    return {"numpy": _plain(bits.state)}
+    if isinstance(generator, np.random.RandomState):
+        return {"legacy": _plain(generator.get_state(legacy=False))}
+    return {"numpy": _plain(generator.bit_generator.state)}
 
 
 def _plain(value: Any) -> Any:
@@ -263,9 +310,10 @@ def _set_generator(generator: Any, state: Any) -> None:
     if isinstance(generator, random.Random):
         version, words, gauss = state["python"]
         generator.setstate((version, tuple(words), gauss))
-        return
-    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
-    bits.state = _from_plain(state["numpy"])
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(_from_plain(state["legacy"]))
+    else:
+        generator.bit_generator.state = _from_plain(state["numpy"])
 
 
 def _named_parameters(brain: Brain) -> dict[str, Any]:

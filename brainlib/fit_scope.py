@@ -46,6 +46,10 @@ class FitScope:
     buffers: Buffers = field(
         default_factory=lambda: Buffers(torch.nn.Module())
     )  # as they were before the window
+    batch: Any = None  # in hand
+    gradients_before: Any = (
+        None  # marks of the gradients when it was handed out, where fit_batch is the user's
+    )
     losses: dict[str, float] = field(default_factory=dict)  # of the epoch that is about to close
     updates_before: int = 0  # optimizer_step when the open window began
     window_began: int = 0  # optimizer_step when it began, whoever stepped in it since

@@ -35,7 +35,7 @@ def seed_everything(seed: int = 0) -> int:
     """Seed Python's, numpy's and torch's global generators, and remember the seed as the one of runs that name none.
 
     Args:
-        seed: 0 ≤ seed < 2**63. What is larger than 32 bits is folded for numpy, whose global generator takes 32.
+        seed: 0 ≤ seed < 2**63. numpy's global generator and torch's on the CPU take the low 32 bits of it.
 
     Returns:
         The seed, so that a YAML line can hold it: ``__set_seed: !apply:brainlib.seed_everything [!ref <seed>]``.

@@ -39,7 +39,9 @@ class EpochOrder(Sampler[Any]):
         self._samplers = [each for each in (sampler, getattr(sampler, "sampler", None)) if each is not None]
         held = [value for each in self._samplers for value in getattr(each, "__dict__", {}).values()]
         self._torch_generators = [(g, g.initial_seed()) for g in held if isinstance(g, torch.Generator)]
-        self._other_generators = [g for g in held if isinstance(g, (random.Random, np.random.Generator))]
+        self._other_generators = [
+            g for g in held if isinstance(g, (random.Random, np.random.Generator, np.random.RandomState))
+        ]
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises its own TypeError
@@ -131,10 +133,12 @@ def order_of(loader: DataLoader[Any]) -> EpochOrder:
     return EpochOrder(batches)
 
 
-def _seed_again(generator: random.Random | np.random.Generator, seed: int) -> None:
+def _seed_again(generator: random.Random | np.random.Generator | np.random.RandomState, seed: int) -> None:
     """Python's and numpy's generators do not tell their seed: theirs is derived from the run's."""
     if isinstance(generator, random.Random):
         generator.seed(seed)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed([seed & 0xFFFFFFFF, seed >> 32])
     else:
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
 

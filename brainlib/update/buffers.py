@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -39,13 +40,19 @@ class Buffers:
     (tensor([0., 0.]), tensor(0))
     """
 
-    __slots__ = ("_alike", "_held", "_places", "_versions")
+    __slots__ = ("_alike", "_held", "_num_lazy", "_places", "_versions")
 
     def __init__(self, modules: torch.nn.Module) -> None:
         self._places = [(module, name) for module in modules.modules() for name in module._buffers]
         self._held: list[Tensor | None] = []  # one a place
+        self._num_lazy = 0  # those without a shape yet
         self._versions: dict[int, int] = {}  # of the large buffers that have not moved yet
         self._alike: list[_Alike] = []
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is something to go back to."""
+        return bool(self._held)
 
     def keep(self) -> None:
         """A window begins: this is what to go back to."""
@@ -57,6 +64,8 @@ class Buffers:
     @torch.no_grad()
     def put_back(self) -> None:
         """The window was bad: the buffers are again those of before, and hold what they held."""
+        if not self.kept:  # no window has begun
+            return
         for (module, name), buffer in zip(self._places, self._held, strict=True):
             module._buffers[name] = buffer
         for alike in self._alike:
@@ -80,22 +89,27 @@ class Buffers:
         self._versions = {
             id(buffer): buffer._version
             for buffer in held
-            if buffer is not None
+            if _is_there(buffer)
             and buffer.numel() > _SMALL
             and before.get(id(buffer), buffer._version) == buffer._version
         }
         same = len(held) == len(self._held) and all(a is b for a, b in zip(held, self._held, strict=True))
-        if same and before.keys() == self._versions.keys():
+        num_lazy, self._num_lazy = self._num_lazy, sum(not _is_there(buffer) for buffer in held)
+        if same and before.keys() == self._versions.keys() and num_lazy == self._num_lazy:
             return
         self._held = held
         live = defaultdict(list)
         for buffer in held:
-            if buffer is not None and id(buffer) not in self._versions:
+            if _is_there(buffer) and id(buffer) not in self._versions:
                 live[buffer.device, buffer.dtype].append(buffer)
         self._alike = []
         for buffers in live.values():
             flat = torch.empty_like(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]))
             self._alike.append(_Alike(buffers, flat, _views(flat, buffers)))
+
+
+def _is_there(buffer: Tensor | None) -> TypeGuard[Tensor]:
+    return buffer is not None and not torch.nn.parameter.is_lazy(buffer)
 
 
 def _views(flat: Tensor, shaped: list[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What a batch's loss is a mean over, where the user does not say it."""
+"""What a batch says of itself: how many items its loss is a mean over, and which they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["num_items"]
+__all__ = ["ids_of", "num_items"]
 
 
 def num_items(batch: Any) -> float | None:
@@ -70,3 +70,16 @@ def _first_dimension(values: Iterable[Any]) -> float | None:
             if inner is not None:
                 return inner
     return None
+
+
+def ids_of(batch: Any) -> str:
+    """The ids of a batch's items for a message, if it has any under ``id``.
+
+    >>> ids_of({"id": ["utt1", "utt2"]}), ids_of([1, 2])
+    (" with the ids 'utt1', 'utt2'", '')
+    """
+    ids = batch.get("id") if isinstance(batch, Mapping) else getattr(batch, "id", None)
+    if not isinstance(ids, (list, tuple)) or not ids:
+        return ""
+    more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
+    return " with the ids " + ", ".join(repr(each) for each in ids[:8]) + more

@@ -45,6 +45,14 @@ class Optimizers:
                 known[id(each)] = Gradients(each)  # it holds the optimizer, so the id stays its own
         return [known[id(each)] for each in optimizers]
 
+    def mark(self) -> list[tuple[int, int]]:
+        """Tells whether a backward has run since: compare two marks."""
+        return [
+            (id(param.grad), -1 if param.grad is None else param.grad._version)
+            for gradients in self._gradients.values()
+            for param in gradients.params
+        ]
+
     def drop_gradients(self) -> None:
         """The gradients of all of them, also of those that are frozen, so that they do not pile up."""
         for gradients in self._gradients.values():

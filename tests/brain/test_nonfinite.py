@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -236,3 +237,28 @@ def test_nonfinite_count_is_there_for_the_recipe_while_it_matters() -> None:
     small(Counting).fit(range(2), spoiled((2, 2, 2), 1))
     assert counts[0] == counts[3] == 0
     assert counts[1] == counts[4] == 1
+
+
+def test_a_model_that_is_not_finite_is_never_checkpointed(tmp_path: Path) -> None:
+    """Whatever wrote the value, past the guard: the older checkpoint stays, the run ends with the name."""
+
+    class Breaking(Regression):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            if stage == bl.Stage.TRAIN and epoch == 1:
+                with torch.no_grad():
+                    self.modules.model.weight[0, 0] = float("nan")
+
+    brain = small(Breaking, checkpointer=bl.Checkpointer(tmp_path))
+    with pytest.raises(ValueError, match=r"no checkpoint is made, because the parameters 'model.weight'"):
+        brain.fit(range(3), batches(2, 2))
+    other = small(checkpointer=bl.Checkpointer(tmp_path))
+    other.fit(range(1), batches(2, 2))
+    assert other.optimizer_step == 2
+    assert torch.isfinite(other.modules.model.weight).all()
+
+
+def test_the_ids_of_a_bad_batch_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    data = spoiled((2, 2), 1)
+    named = [{**batch, "id": [f"utt{number}a", f"utt{number}b"]} for number, batch in enumerate(data)]
+    small().fit(range(1), named)
+    assert "batch 2 of the epoch with the ids 'utt1a', 'utt1b'" in caplog.text

@@ -155,7 +155,7 @@ FORMS: dict[str, tuple[type[bl.Brain], dict[str, Any], float]] = {
     "one hook": (Hooked, {}, 34),
     "loss_weight": (Weighing, {}, 32),
     "armed": (Plain, {"armed": True}, 38),
-    "armed for every 1000 updates": (Plain, {"armed": True, "ckpt_interval_steps": 1000}, 42),
+    "armed for every 1000 updates": (Plain, {"armed": True, "ckpt_interval_steps": 1000}, 41),
     "clipping": (Plain, {"max_grad_norm": 1e-3}, 36),
     "not clipping": (Plain, {"max_grad_norm": None}, 35),
     "windows of two": (Plain, {"grad_accumulation_factor": 2}, 26),

@@ -11,11 +11,13 @@ MOVED := $(shell test ! -e .venv/made-in || test "`cat .venv/made-in`" = "`pwd -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench hooks clean FORCE
+.PHONY: help demo test faults histories lint format bench hooks clean FORCE
 
 help:
 	@echo 'make demo     train on handwritten digits; everything goes to the folder OUT ($(OUT))'
 	@echo 'make test     run the tests'
+	@echo 'make faults   every fault of the disk and every kill at every call of a save: two minutes, a table'
+	@echo 'make histories  10,000 random histories of metrics against the rules for keeping snapshots; make test has 600'
 	@echo 'make lint     formatting, lint, types, the arrows between modules'
 	@echo 'make format   let ruff format the code and sort the imports'
 	@echo 'make bench    run the benchmarks: minutes, not part of the tests'
@@ -31,6 +33,12 @@ demo: .venv/ready-demo
 
 test: .venv/ready-test
 	@$(IN) -m pytest --durations=15 $(ARGS)
+
+faults: .venv/ready-test
+	@$(IN) -m tests.faults.sweep $(ARGS)
+
+histories: .venv/ready-test
+	@BRAINLIB_HISTORIES=10000 $(IN) -m pytest tests/test_snapshot.py -k oracle $(ARGS)
 
 lint: .venv/ready-test
 	@$(IN) -m ruff format --check .

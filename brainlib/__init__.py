@@ -29,6 +29,7 @@ from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, Tr
 from brainlib.options import RunOptions
 from brainlib.run_state import RunState
 from brainlib.seeding import seed_everything
+from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
 from brainlib.triggers import IntervalTrigger, LimitTrigger, Trigger
 from brainlib.update.schedules import NewBob, Noam, Plateau, WarmUp, update_learning_rate
@@ -54,6 +55,7 @@ __all__ = [
     "Plateau",
     "RunOptions",
     "RunState",
+    "Snapshot",
     "Stage",
     "TensorboardLogger",
     "TrainLogger",

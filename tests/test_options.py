@@ -59,6 +59,8 @@ SPEECHBRAIN = {
 OURS = {
     "fused": False,
     "loss_average": "items",
+    "num_snapshots": None,
+    "on_save_error": "raise",
     "tf32": None,
     "channels_last": False,
     "limit_train_batches": None,

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -29,6 +29,7 @@ from brainlib.checkpoint.hooks import (
     check_save_hook,
     hooks_of,
 )
+from brainlib.checkpoint.journal import RECORDS, Record, from_journal, record_of
 from brainlib.checkpoint.manifest import AUTOMATIC, REASONS, Checkpoint, Saved
 from brainlib.checkpoint.metadata import plain
 from brainlib.checkpoint.recoverables import Kind, ParameterNames, class_name, covered, kind_of
@@ -38,6 +39,7 @@ from brainlib.checkpoint.store import Draft, Store, check_name
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.files import DISK, Disk
 from brainlib.common.logs import logger
+from brainlib.common.retrying import Retry
 from brainlib.distributed.world import World
 
 __all__ = ["Checkpoint", "Checkpointer", "Owner"]
@@ -137,6 +139,9 @@ class Checkpointer:
     """
 
     disk: Disk = DISK  # what every byte goes through; a variant may count, fail or die there
+    retry: Retry = (
+        Retry()
+    )  # how often, and after which pauses, a save is tried again that failed for a moment
 
     def __init__(
         self,
@@ -158,6 +163,7 @@ class Checkpointer:
         self._written: Checkpoint | None = None
         self._weights_only = False
         self._criterion: tuple[str, str] | None = None
+        self._failed_saves = self._failed_in_a_row = 0
         self._said: set[str] = set()
         for name, load_hook in self._load_hooks.items():
             check_load_hook(load_hook, f"the load hook of {name!r}")
@@ -316,6 +322,7 @@ class Checkpointer:
         verbosity: int = logging.INFO,
         *,
         reason: str = "user",
+        snapshot: tuple[str, int] | None = None,
     ) -> Checkpoint:
         """Saves everything that takes part; on return it is on the disk, complete.
 
@@ -325,6 +332,7 @@ class Checkpointer:
             name: Saves under ``CKPT+<name>``; the older checkpoint of that name, if any, goes once this one is there.
             verbosity: The level of the log line.
             reason: For the trainer: why it saves (see `manifest.REASONS`). Of automatic ones the newest is kept.
+            snapshot: For a `Snapshot`: its name, and which one of it this is.
 
         Returns:
             The checkpoint.
@@ -338,7 +346,62 @@ class Checkpointer:
         ...     checkpointer.save_checkpoint({"epoch": 3}, name="before-fine-tuning").path.name
         'CKPT+before-fine-tuning'
         """
-        return self._save(meta, end_of_epoch, name, verbosity, reason, self._criterion)
+        return self._save(meta, end_of_epoch, name, verbosity, reason, self._criterion, snapshot)
+
+    def save_automatically(
+        self,
+        meta: Mapping[str, Any] | None = None,
+        end_of_epoch: bool = True,
+        *,
+        reason: str,
+        snapshot: tuple[str, int] | None = None,
+        on_error: str = "raise",
+    ) -> Checkpoint | None:
+        """For the trainer: as `save_checkpoint`, and where asked for, a save that failed does not end the run.
+
+        Args:
+            meta: As for `save_checkpoint`.
+            end_of_epoch: As for `save_checkpoint`.
+            reason: As for `save_checkpoint`.
+            snapshot: As for `save_checkpoint`.
+            on_error: The run option `on_save_error`. "raise": the error comes through; "warn": it is logged as an
+                error, with how many saves in a row have failed and which checkpoint is the last good one.
+
+        Returns:
+            The checkpoint; None when there is none and that was only logged.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     checkpointer.save_automatically({"loss": 0.5}, reason="epoch", on_error="warn").meta
+        {'loss': 0.5}
+        """
+        if on_error not in ("raise", "warn"):
+            raise CheckpointError(f"on_error is {on_error!r}; it is 'raise' or 'warn'")
+        before = self._written
+        try:
+            return self.save_checkpoint(meta, end_of_epoch, reason=reason, snapshot=snapshot)
+        except (OSError, CheckpointError) as error:
+            if on_error == "raise":
+                raise
+            if self._written is not before:
+                saved = self._written
+                assert saved is not None
+                logger.error("%s was saved, but an older one could not be removed: %s", saved.path, error)
+                return saved
+            logger.error(
+                "NOT SAVED: %s. on_save_error is 'warn', so the run goes on. %s failed in a row (%d of this run in "
+                "all); if it ends now, %s",
+                error,
+                "1 save has" if self._failed_in_a_row == 1 else f"{self._failed_in_a_row} saves have",
+                self._failed_saves,
+                f"it goes on from {before.path}" if before else "nothing that it has saved is there",
+            )
+            return None
+
+    @property
+    def failed_saves(self) -> int:
+        """How many saves of this object have failed for good, after all tries."""
+        return self._failed_saves
 
     def save_and_keep_only(
         self,
@@ -401,6 +464,7 @@ class Checkpointer:
         verbosity: int,
         reason: str,
         criterion: tuple[str, str] | None,
+        snapshot: tuple[str, int] | None = None,
     ) -> Checkpoint:
         assert self._world.is_main, "only the main process writes checkpoints"
         if reason not in REASONS:
@@ -414,37 +478,16 @@ class Checkpointer:
         noted = plain(dict(meta or {}))
         self._settle()
 
-        recoverables, names = self._gather()
-        states = [(r, None if r.saver else _state_of(r, names)) for r in recoverables]
-        counters = {key: int(value) for key, value in self._owner.counters().items()} if self._owner else {}
-        with self._store.draft() as draft:
-            saved: dict[str, Saved] = {}
-            stems: set[str] = set()
-            for recoverable, state in states:
-                saved[recoverable.name] = _write(
-                    draft, recoverable, state, _free_stem(recoverable.name, stems)
-                )
-            checkpoint = self._store.commit(
-                draft,
-                Checkpoint(
-                    path=draft.path,
-                    meta=noted,
-                    commit=0,
-                    reason=reason,
-                    name=name,
-                    end_of_epoch=bool(self._owner.closes_epoch() if self._owner else end_of_epoch),
-                    counters=counters,
-                    time=manifest.now(),
-                    criterion=criterion,
-                    recoverables=saved,
-                    environment=self.environment(),
-                    world_size=self._world.size,
-                ),
-                self._stem(name, counters),
-            )
-        if name is not None:
-            checkpoint = self._replace_namesakes(checkpoint, f"CKPT+{name}")
+        try:
+            checkpoint = self._commit(noted, end_of_epoch, name, reason, criterion, snapshot)
+        except (OSError, CheckpointError):
+            self._failed_saves += 1
+            self._failed_in_a_row += 1
+            raise
+        self._failed_in_a_row = 0
         self._written = checkpoint
+        if name is not None:
+            self._written = checkpoint = self._replace_namesakes(checkpoint, f"CKPT+{name}")
         logger.log(
             verbosity if reason == "user" else logging.DEBUG, "saved the checkpoint %s", checkpoint.path
         )
@@ -452,8 +495,67 @@ class Checkpointer:
             automatic = [c for c in self._store.known() if c.reason in AUTOMATIC]
             newest_first = sorted(automatic, key=lambda c: c.commit, reverse=True)
             for older in newest_first[AUTOMATIC_KEPT:]:
-                self._store.delete(older)
+                self._let_go(older)
+        self._keep_journal()
         return checkpoint
+
+    def _commit(
+        self,
+        noted: dict[str, Any],
+        end_of_epoch: bool,
+        name: str | None,
+        reason: str,
+        criterion: tuple[str, str] | None,
+        snapshot: tuple[str, int] | None,
+    ) -> Checkpoint:
+        """One state, taken once; written and committed, and that again from the start where it failed for a moment."""
+        recoverables, names = self._gather()
+        states = [(r, None if r.saver else _state_of(r, names)) for r in recoverables]
+        counters = {key: int(value) for key, value in self._owner.counters().items()} if self._owner else {}
+        told = Checkpoint(
+            path=self.checkpoints_dir,
+            meta=noted,
+            commit=0,
+            reason=reason,
+            name=name,
+            end_of_epoch=bool(self._owner.closes_epoch() if self._owner else end_of_epoch),
+            counters=counters,
+            time=manifest.now(),
+            criterion=criterion,
+            environment=self.environment(),
+            world_size=self._world.size,
+            snapshot_of=snapshot[0] if snapshot else None,
+            number=snapshot[1] if snapshot else 0,
+        )
+        first = self._store.next_commit()
+
+        def attempt() -> Checkpoint:
+            with self._store.draft() as draft:
+                stems: set[str] = set()
+                saved = {r.name: _write(draft, r, state, _free_stem(r.name, stems)) for r, state in states}
+                return self._store.commit(
+                    draft, replace(told, path=draft.path, recoverables=saved), self._stem(name, counters)
+                )
+
+        checkpoint = self.retry.run(attempt, f"saving a checkpoint to {self.checkpoints_dir}")
+        # A try that failed in its very last call, the sync of the folder, has left a checkpoint that may or may not
+        # survive a power cut. This one does.
+        if checkpoint.commit > first:
+            for uncertain in self._store.known():
+                if first <= uncertain.commit < checkpoint.commit:
+                    self._let_go(uncertain)
+        return checkpoint
+
+    def _keep_journal(self, anew: bool = False) -> None:
+        try:
+            self._store.keep_journal(anew)
+        except OSError as error:  # a cache: without it a listing reads the manifests
+            self._warn_once(
+                f"{RECORDS} could not be brought up to date ({error}); that costs time at a listing and nothing else"
+            )
+
+    def _let_go(self, checkpoint: Checkpoint) -> None:
+        self.retry.run(lambda: self._store.delete(checkpoint), f"deleting {checkpoint.path}")
 
     def _stem(self, name: str | None, counters: dict[str, int]) -> str:
         if name is not None:
@@ -471,8 +573,10 @@ class Checkpointer:
         """A name means one checkpoint, the newest: older ones go now that it is there, and it gets their place."""
         for older in self._store.known():
             if older.name == checkpoint.name and older.commit < checkpoint.commit:
-                self._store.delete(older)
-        return self._store.rename(checkpoint, stem)
+                self._let_go(older)
+        return self.retry.run(
+            lambda: self._store.rename(checkpoint, stem), f"renaming {checkpoint.path} to {stem}"
+        )
 
     # ----------------------------------------------------------------------------------------------------- finding
 
@@ -485,6 +589,23 @@ class Checkpointer:
         """
         self._settle()
         return self._store.listed()
+
+    def records(self) -> list[Record]:
+        """As `list_checkpoints`, the little that a listing tells of each, by far faster where there are thousands.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     _ = checkpointer.save_checkpoint({"WER": 9.0})
+        ...     [record.metrics for record in checkpointer.records()]
+        [{'WER': 9.0}]
+        """
+        self._settle()
+        records, without_line = from_journal(self.checkpoints_dir)
+        if without_line:
+            records = [record_of(checkpoint) for checkpoint in self._store.listed()]
+            if self._world.is_main:
+                self._keep_journal(anew=True)
+        return records
 
     def newest(self) -> Checkpoint | None:
         """The newest intact checkpoint of any reason but "error"; None when there is none.
@@ -668,6 +789,20 @@ class Checkpointer:
         lowest, highest = _names(min_keys, "min_keys"), _names(max_keys, "max_keys")
         self._retain(num_to_keep, lowest, highest, list(importance_keys), ckpt_predicate, verbosity)
 
+    def delete(self, checkpoint: Checkpoint) -> None:
+        """Lets go of this very one, whoever made it; one that is gone already is no error.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     checkpointer.delete(checkpointer.save_checkpoint())
+        ...     checkpointer.list_checkpoints()
+        []
+        """
+        assert self._world.is_main, "only the main process deletes checkpoints"
+        self._settle()
+        self._let_go(checkpoint)
+        self._keep_journal()
+
     def _retain(
         self,
         num_to_keep: int,
@@ -691,8 +826,9 @@ class Checkpointer:
             *(by_metric(key, "max") for key in max_keys),
         ]
         for checkpoint in doomed(candidates, scores or [recency], num_to_keep):
-            self._store.delete(checkpoint)
+            self._let_go(checkpoint)
             logger.log(verbosity, "deleted the checkpoint %s", checkpoint.path)
+        self._keep_journal()
 
     # ----------------------------------------------------------------------------------------------------- loading
 

@@ -40,8 +40,9 @@ VERSION = 1  # raised when an older reader would misread what a newer writer wro
 LARGEST_MANIFEST = 1 << 26  # bytes; real ones are a few kilobytes, a larger one is not read into memory
 
 # Why a checkpoint was made. "user": by the user's own call. "epoch" and "end": the trainer, at a closed epoch and at
-# the end of fit. "timed" and "signal": the trainer, inside an epoch. "error": a snapshot of a run that failed.
-REASONS = ("user", "epoch", "end", "timed", "signal", "error")
+# the end of fit. "timed" and "signal": the trainer, inside an epoch. "snapshot": a `Snapshot`, which looks after
+# its own. "error": a snapshot of a run that failed.
+REASONS = ("user", "epoch", "end", "timed", "signal", "snapshot", "error")
 AUTOMATIC = (
     "epoch",
     "end",
@@ -100,6 +101,8 @@ class Checkpoint:
         files: The size and sum of every file, by its path inside the folder.
         environment: What exactness depends on: the torch build, the CPU type, the number of threads, …
         world_size: The number of processes of that run.
+        snapshot_of: The name of the `Snapshot` that made it and alone may let it go; None for all others.
+        number: Which one of that `Snapshot` it is, from 1, those counted that were not written; else 0.
 
     >>> import tempfile
     >>> from brainlib.checkpoint import Checkpointer
@@ -123,6 +126,8 @@ class Checkpoint:
     files: dict[str, FileSum] = field(default_factory=dict, compare=False)
     environment: dict[str, Any] = field(default_factory=dict, compare=False)
     world_size: int = 1
+    snapshot_of: str | None = None
+    number: int = 0
 
     @property
     def paramfiles(self) -> dict[str, Path]:
@@ -167,6 +172,8 @@ def to_bytes(checkpoint: Checkpoint) -> bytes:
         "criterion": list(checkpoint.criterion) if checkpoint.criterion else None,
         "time": checkpoint.time,
         "world_size": checkpoint.world_size,
+        "snapshot_of": checkpoint.snapshot_of,
+        "number": checkpoint.number,
         "environment": checkpoint.environment,
         "recoverables": {
             name: {"kind": s.kind, "path": s.path, "files": list(s.files), "class": s.class_name}
@@ -203,22 +210,26 @@ def from_bytes(data: bytes, path: Path) -> Checkpoint:
         raise DamagedCheckpointError(f"its {MANIFEST} is not what was written (its sum differs)")
     if content.get("format") != FORMAT:
         raise DamagedCheckpointError(f"its {MANIFEST} is of another format ({content.get('format')!r})")
-    if not isinstance(content.get("version"), int) or content["version"] > VERSION:
+    if not isinstance(content.get("version"), int):
+        raise DamagedCheckpointError(f"its {MANIFEST} has no format version")
+    if content["version"] > VERSION:
         raise CheckpointError(
-            f"its {MANIFEST} has format version {content.get('version')!r} and this brainlib reads up to {VERSION}; "
+            f"{path}: its {MANIFEST} has format version {content['version']} and this brainlib reads up to {VERSION}; "
             "a newer brainlib wrote it"
         )
     try:
         checkpoint = Checkpoint(
             path=path,
-            meta=restore_nonfinite(content["meta"], content["meta_nonfinite"]),
+            meta=restore_nonfinite(_a(dict, content["meta"]), content["meta_nonfinite"]),
             commit=int(content["commit"]),
-            reason=str(content["reason"]),
-            name=content["name"],
+            reason=_a(str, content["reason"]),
+            name=_a(str, content["name"], or_none=True),
             end_of_epoch=bool(content["end_of_epoch"]),
             counters={str(key): int(value) for key, value in content["counters"].items()},
             time=float(content["time"]),
-            criterion=(content["criterion"][0], content["criterion"][1]) if content["criterion"] else None,
+            criterion=(_a(str, content["criterion"][0]), _a(str, content["criterion"][1]))
+            if content["criterion"]
+            else None,
             recoverables={
                 name: Saved(
                     s["kind"], _inside(s["path"]), tuple(_inside(file) for file in s["files"]), s["class"]
@@ -231,8 +242,10 @@ def from_bytes(data: bytes, path: Path) -> Checkpoint:
             },
             environment=dict(content["environment"]),
             world_size=int(content["world_size"]),
+            snapshot_of=_a(str, content.get("snapshot_of"), or_none=True),  # the first manifests had neither
+            number=int(content.get("number", 0)),
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise DamagedCheckpointError(
             f"its {MANIFEST} lacks something or holds a wrong type ({error!r})"
         ) from error
@@ -267,6 +280,13 @@ def read(folder: Path) -> Checkpoint:
 def _sum(content: dict[str, Any]) -> str:
     """The sum of all but the sum: sorted keys, no spaces, so that indentation and order play no part."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _a(kind: type, value: Any, or_none: bool = False) -> Any:
+    """The value, if it is of the type that this brainlib writes there."""
+    if isinstance(value, kind) or (or_none and value is None):
+        return value
+    raise TypeError(f"{value!r:.40} is no {kind.__name__}")
 
 
 def _inside(name: Any) -> str:

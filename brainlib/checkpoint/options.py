@@ -1,8 +1,9 @@
-"""The options of saving inside an epoch."""
+"""The options of saving by itself."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from brainlib.common.option_fields import OptionGroup, option
 
@@ -11,7 +12,7 @@ __all__ = ["CheckpointOptions"]
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions(OptionGroup):
-    """When a Brain that has a Checkpointer saves by itself between the ends of epochs; both may be on together.
+    """When a Brain that has a Checkpointer saves by itself besides the ends of epochs, and how many of those stay.
 
     >>> CheckpointOptions().ckpt_interval_minutes
     15.0
@@ -22,4 +23,17 @@ class CheckpointOptions(OptionGroup):
     )
     ckpt_interval_steps: int = option(
         0, "Save inside an epoch every so many optimizer updates; 0: never.", minimum=0
+    )
+    num_snapshots: int | None = option(
+        None,
+        "Keep the checkpoints of the last so many epochs, as the extension Snapshot does; -1: of all, 0: of none. "
+        "null: only the newest stays, and what the script itself keeps.",
+        ours=True,
+        minimum=-1,
+    )
+    on_save_error: Literal["raise", "warn"] = option(
+        "raise",
+        "When an automatic save has failed in all of its tries. raise: the run ends, for it could be lost; warn: that "
+        "is logged as an error, counted, and the run goes on. Saves of your own always raise.",
+        ours=True,
     )

@@ -13,7 +13,22 @@ from typing import Any, Protocol, TypeVar
 from brainlib.checkpoint.errors import CheckpointError
 from brainlib.common.errors import nearest, quoted
 
-__all__ = ["Ranked", "Score", "by_metric", "doomed", "known_metrics", "rank", "recency", "require_metric"]
+__all__ = [
+    "Numbered",
+    "Ranked",
+    "Rule",
+    "Score",
+    "best",
+    "by_metric",
+    "doomed",
+    "every",
+    "kept",
+    "known_metrics",
+    "newest",
+    "rank",
+    "recency",
+    "require_metric",
+]
 
 
 class Ranked(Protocol):
@@ -163,3 +178,84 @@ def require_metric(key: str, checkpoints: Sequence[Ranked]) -> None:
         raise CheckpointError(
             f"no checkpoint has the metric {key!r}. Those there are: {quoted(there)}.{nearest(key, there)}"
         )
+
+
+# ------------------------------------------------------------------------------------- rules that say what they keep
+
+
+class Numbered(Ranked, Protocol):
+    """What rules look at besides: which one of its series a checkpoint is.
+
+    >>> from types import SimpleNamespace
+    >>> every(2)([SimpleNamespace(commit=7, meta={}, number=3)])
+    []
+    """
+
+    @property
+    def number(self) -> int:
+        """From 1, those counted that were never written."""
+        ...
+
+
+N = TypeVar("N", bound=Numbered)
+Rule = Callable[[Sequence[Any]], Sequence[Any]]  # from all of a series to those that it keeps
+
+
+def newest(num: int) -> Rule:
+    """Keeps the last `num`; all with -1, none with 0.
+
+    >>> from types import SimpleNamespace as Info
+    >>> newest(1)([Info(commit=4, meta={}), Info(commit=9, meta={})])
+    [namespace(commit=9, meta={})]
+    """
+
+    def keeps(series: Sequence[N]) -> list[N]:
+        ranked = rank(series, recency)
+        return ranked if num < 0 else ranked[:num]
+
+    return keeps
+
+
+def best(key: str, order: str, num: int) -> Rule:
+    """Keeps the `num` best by a metric. One without it, or with NaN, is never among them and never in their way.
+
+    >>> from types import SimpleNamespace as Info
+    >>> infos = [Info(commit=i, meta={"loss": x}) for i, x in enumerate([math.nan, 0.5, 0.1])]
+    >>> [info.commit for info in best("loss", "min", 1)([*infos, Info(commit=3, meta={})])]
+    [2]
+    """
+
+    def keeps(series: Sequence[N]) -> list[N]:
+        return rank(series, by_metric(key, order))[:num]
+
+    return keeps
+
+
+def every(num: int) -> Rule:
+    """Keeps number `num`, 2 · `num`, … of the series, for ever.
+
+    >>> from types import SimpleNamespace as Info
+    >>> [info.number for info in every(2)([Info(commit=i, meta={}, number=i) for i in range(1, 6)])]
+    [2, 4]
+    """
+
+    def keeps(series: Sequence[N]) -> list[N]:
+        return [info for info in series if info.number % num == 0]
+
+    return keeps
+
+
+def kept(series: Sequence[N], rules: Iterable[Rule]) -> list[N]:
+    """Those that at least one rule keeps, in the order given; all others may go.
+
+    Args:
+        series: All that the rules look after: those of one `Snapshot`.
+        rules: Such as `newest`, `best` and `every`. Without any, none is kept.
+
+    >>> from types import SimpleNamespace as Info
+    >>> infos = [Info(commit=i, meta={"loss": x}, number=i) for i, x in enumerate([0.5, 0.1, 0.7, 0.3], start=1)]
+    >>> [info.commit for info in kept(infos, [newest(1), best("loss", "min", 1), every(3)])]
+    [2, 3, 4]
+    """
+    keeping = {id(info) for rule in rules for info in rule(series)}
+    return [info for info in series if id(info) in keeping]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from brainlib.checkpoint.archives import check_archive
 from brainlib.checkpoint.errors import CheckpointError
 from brainlib.common.files import SummedFile
 
@@ -190,7 +191,8 @@ def read_state(path: Path) -> Any:
     """Reads a file that `as_json` or `write_torch` made, tensors on the CPU; never runs code from it.
 
     Raises:
-        CheckpointError: The safe loader refuses what the file holds; the message says what.
+        CheckpointError: The safe loader refuses what the file holds, or the file asks for more memory than it is large;
+            the message says what.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -199,17 +201,28 @@ def read_state(path: Path) -> Any:
     {'current': 3}
     """
     if path.suffix == ".json":
-        return json.loads(path.read_bytes())
+        try:
+            return json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is no JSON that can be read ({error})") from error
+    check_archive(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (
+        pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError,
+        AssertionError, OverflowError,
+    ) as error:  # fmt: skip  # a file that was made by hand fails in any of these
         reason = str(error).strip().splitlines()
         told = next(
             (line.strip() for line in reason if "GLOBAL" in line), reason[0] if reason else repr(error)
         )
+        trusted = (
+            " If you wrote it and trust it, allow its class with torch.serialization.add_safe_globals before loading"
+            if "Unsupported global" in told
+            else ""
+        )
         raise CheckpointError(
-            f"{path} cannot be read by the safe loader (torch.load(weights_only=True)): {told} If you wrote it and "
-            "trust it, allow its class with torch.serialization.add_safe_globals before loading"
+            f"{path} cannot be read by the safe loader (torch.load(weights_only=True)): {told}{trusted}"
         ) from error
 
 

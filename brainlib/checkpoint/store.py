@@ -20,6 +20,7 @@ from pathlib import Path
 
 from brainlib.checkpoint import manifest
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.journal import RECORDS, seal_of, to_lines
 from brainlib.checkpoint.manifest import MANIFEST, Checkpoint, FileSum
 from brainlib.common.files import DISK, Disk, SummedFile, make_folder, remove_tree, sha256_of
 from brainlib.common.logs import logger
@@ -148,6 +149,7 @@ class Store:
         self._known: dict[
             str, tuple[tuple[int, ...], Checkpoint]
         ] = {}  # folder name → manifest's stat, content
+        self._unwritten: list[str] | None = None  # commits that the journal lacks; None: it may be anything
         self._scanned = False
         self._last_commit = 0
         self._said: set[tuple[str, str]] = set()
@@ -182,7 +184,7 @@ class Store:
                     else:
                         damaged[name] = f"its {MANIFEST} cannot be read ({error})"
                 continue
-            seal = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            seal = seal_of(stat)
             if name in self._known and self._known[name][0] == seal:
                 known[name] = self._known[name]
                 continue
@@ -193,6 +195,10 @@ class Store:
                     damaged[name] = str(error)
         for name, reason in damaged.items():
             self._say_once(name, f"is skipped: {reason}")
+        if known.keys() != self._known.keys() or any(
+            known[name][0] != self._known[name][0] for name in known
+        ):
+            self._unwritten = None
         self._known, self.damaged, self._scanned = known, damaged, True
         self._last_commit = max([self._last_commit, *(checkpoint.commit for _, checkpoint in known.values())])
         return self.known()
@@ -203,6 +209,52 @@ class Store:
             return self.listed()
         found = [checkpoint for _, checkpoint in self._known.values()]
         return sorted(found, key=lambda c: (c.commit, c.time, c.path.name), reverse=True)
+
+    def keep_journal(self, anew: bool = False) -> None:
+        """Brings ``records.jsonl`` up to what is known: a new commit is one line more, all else is one step.
+
+        To write all lines at each of a thousand saves would make the last ones slower than the first. A line that is
+        torn is seen as such, and read from its manifest.
+
+        Args:
+            anew: Whether the file is known to be out of date, whatever this process wrote last.
+
+        Raises:
+            OSError: The disk refused; what is there is right, as far as it goes.
+        """
+        new, self._unwritten = self._unwritten, None  # if something fails, nobody knows what is there
+        if new is None or anew:
+            if self._known or os.path.exists(self.folder / RECORDS):
+                self._rewrite_journal(to_lines(self._known.values()))
+        elif new:
+            self._append_to_journal(to_lines(self._known[name] for name in new))
+        self._unwritten = []
+
+    def _append_to_journal(self, lines: bytes) -> None:
+        try:
+            fd = self._disk.open_end(self.folder / RECORDS)
+        except FileNotFoundError:  # somebody tidied up
+            self._rewrite_journal(to_lines(self._known.values()))
+            return
+        try:
+            rest = memoryview(lines)
+            while rest:
+                rest = rest[self._disk.write(fd, rest) :]
+        finally:
+            self._disk.close(fd)
+
+    def _rewrite_journal(self, lines: bytes) -> None:
+        beside = self.folder / f"{WRITING}{_process_mark()}"
+        try:
+            with SummedFile(beside, self._disk, synced=False) as file:
+                file.write(lines)
+            self._disk.rename(beside, self.folder / RECORDS)
+        except OSError:
+            try:
+                self._disk.unlink(beside)
+            except OSError:  # the first error is the one to tell; a later run sweeps
+                pass
+            raise
 
     @staticmethod
     def check_sizes(checkpoint: Checkpoint) -> None:
@@ -275,7 +327,9 @@ class Store:
         final = self._rename_to_free(draft.path, stem)
         draft.committed = True
         checkpoint = checkpoint.at(final)
-        self._known[final.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino), checkpoint
+        self._known[final.name] = seal_of(stat), checkpoint
+        if self._unwritten is not None:
+            self._unwritten.append(final.name)
         self._disk.fsync_dir(self.folder)
         return checkpoint
 
@@ -303,9 +357,16 @@ class Store:
     def rename(self, checkpoint: Checkpoint, stem: str) -> Checkpoint:
         """Gives a checkpoint another folder name, or leaves it where it is when that is taken."""
         target = self.folder / stem
-        if checkpoint.path == target or os.path.lexists(target):
+        if checkpoint.path == target:
+            return checkpoint
+        known = self._known.get(stem)
+        if known is not None and known[1].commit == checkpoint.commit:  # a try before got as far as that
+            self._disk.fsync_dir(self.folder)
+            return known[1]
+        if os.path.lexists(target):
             return checkpoint
         self._disk.rename(checkpoint.path, target)
+        self._unwritten = None
         seal, _ = self._known.pop(checkpoint.path.name)
         self._known[target.name] = seal, checkpoint.at(target)
         self._disk.fsync_dir(self.folder)
@@ -317,6 +378,7 @@ class Store:
             raise CheckpointError(
                 f"{checkpoint.path} is not in {self.folder}; a store deletes only what is its own"
             )
+        self._unwritten = None
         out = self.folder / f"{DELETING}{_process_mark()}"
         try:
             self._disk.rename(checkpoint.path, out)

@@ -51,6 +51,10 @@ class Disk:
         """A descriptor for writing a file that does not exist yet."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
 
+    def open_end(self, path: Path) -> int:
+        """A descriptor for writing behind what is in a file that is there."""
+        return os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+
     def write(self, fd: int, data: memoryview) -> int:
         """Writes a part of `data`, at least a byte, and says how many bytes."""
         return os.write(fd, data)
@@ -98,6 +102,7 @@ class SummedFile:
     Args:
         path: Where the file is created; nothing may be there.
         disk: What it writes through.
+        synced: Whether its bytes have to be on the disk when it is left; not needed for what can be made anew.
 
     It has the `write` and `flush` that ``torch.save`` needs. Leave it as a context manager: the file is then synced.
     The first failure of a write is the one that leaves the block, whatever was made of it on the way: ``torch.save``
@@ -111,8 +116,9 @@ class SummedFile:
     (5, '2cf24dba')
     """
 
-    def __init__(self, path: Path, disk: Disk = DISK) -> None:
+    def __init__(self, path: Path, disk: Disk = DISK, *, synced: bool = True) -> None:
         self.path = path
+        self.synced = synced
         self.size = 0  # bytes
         self._disk = disk
         self._sum = hashlib.sha256()
@@ -168,7 +174,8 @@ class SummedFile:
             if kind is None:
                 self.flush()
                 try:
-                    self._disk.fsync(self._fd)
+                    if self.synced:
+                        self._disk.fsync(self._fd)
                 except OSError as error:
                     raise _with_path(error, self.path) from error
         finally:
@@ -247,7 +254,7 @@ def make_folder(path: str | os.PathLike[str], disk: Disk = DISK) -> None:
 
 
 def remove_tree(path: str | os.PathLike[str], disk: Disk = DISK) -> None:
-    """Removes a folder with all that is in it; links are removed, not followed. What is gone already is no error.
+    """Removes a folder with all that is in it, or a file. Links are removed, not followed; what is gone is no error.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -257,7 +264,7 @@ def remove_tree(path: str | os.PathLike[str], disk: Disk = DISK) -> None:
     False
     """
     folder = Path(path)
-    if folder.is_symlink():
+    if folder.is_symlink() or folder.is_file():
         disk.unlink(folder)
         return
     try:

@@ -13,6 +13,7 @@ import torch
 
 from brainlib.checkpoint import Checkpointer
 from brainlib.common.files import Disk
+from brainlib.common.retrying import Retry
 
 
 def linear(value: float = 0.0) -> torch.nn.Linear:
@@ -90,6 +91,12 @@ class RecordingDisk(Disk):
         self.open[fd] = path.name
         return fd
 
+    def open_end(self, path: Path) -> int:
+        self.call("open_end", path.name)
+        fd = super().open_end(path)
+        self.open[fd] = path.name
+        return fd
+
     def write(self, fd: int, data: memoryview) -> int:
         self.call("write", self.open[fd])
         written = super().write(fd, data)
@@ -154,13 +161,19 @@ class DyingDisk(RecordingDisk):
         return os.write(fd, data)
 
 
-def checkpointer_on(disk: Disk, folder: Path, recoverables: dict[str, Any], **kwargs: Any) -> Checkpointer:
-    """A checkpointer all of whose writes go to `disk`."""
+ONCE = Retry(())  # no second try
+
+
+def checkpointer_on(
+    disk: Disk, folder: Path, recoverables: dict[str, Any], retry: Retry = ONCE, **kwargs: Any
+) -> Checkpointer:
+    """A checkpointer all of whose writes go to `disk`; it gives up at once unless told otherwise."""
 
     class OnDisk(Checkpointer):
         pass
 
     OnDisk.disk = disk
+    OnDisk.retry = retry
     return OnDisk(folder, recoverables, **kwargs)
 
 

@@ -227,7 +227,7 @@ def test_a_name_means_one_checkpoint_the_newest(tmp_path: Path) -> None:
     checkpointer.save_checkpoint(name="best")
     fill(model, 2.0)
     Checkpointer(tmp_path, {"model": model}).save_checkpoint(name="best")
-    assert [path.name for path in tmp_path.iterdir()] == ["CKPT+best"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["CKPT+best", "records.jsonl"]
     (only,) = checkpointer.list_checkpoints()
     assert (only.commit, only.name, list(only.recoverables)) == (2, "best", ["model"]), (
         "and nothing of the older one in it"
@@ -351,7 +351,7 @@ def test_device_is_taken_once_with_a_word(tmp_path: Path, caplog: pytest.LogCapt
 def test_reasons_that_there_are_not(tmp_path: Path, reason: object) -> None:
     checkpointer = Checkpointer(tmp_path, {"model": linear()})
     with pytest.raises(
-        CheckpointError, match="it is one of 'user', 'epoch', 'end', 'timed', 'signal', 'error'"
+        CheckpointError, match="it is one of 'user', 'epoch', 'end', 'timed', 'signal', 'snapshot', 'error'"
     ):
         checkpointer.save_checkpoint(reason=reason)  # type: ignore[arg-type]
     with pytest.raises(

@@ -42,13 +42,18 @@ def test_the_order_of_a_commit(tmp_path: Path) -> None:
         "the temporary folder is synced when all files have their names"
     )
     assert calls[rename - 1][1].startswith(".writing-")
-    assert calls[rename + 1 :] == [("fsync_dir", "save")], "the parent folder is synced after the rename"
+    assert calls[rename + 1] == ("fsync_dir", "save"), "the parent folder is synced after the rename"
+    assert [call for call, _ in calls[rename + 2 :]] == ["open_new", "write", "rename"], (
+        "and then the journal"
+    )
+    assert calls[-1] == ("rename", "records.jsonl")
 
 
 def test_no_byte_of_a_commit_escapes_the_disk(tmp_path: Path) -> None:
     disk = RecordingDisk()
     checkpoint = checkpointer_on(disk, tmp_path, {"model": torch.nn.Linear(300, 300)}).save_checkpoint()
-    assert disk.bytes_written == sum(path.stat().st_size for path in checkpoint.path.iterdir())
+    files = [*checkpoint.path.iterdir(), tmp_path / "records.jsonl"]
+    assert disk.bytes_written == sum(path.stat().st_size for path in files)
     assert disk.bytes_written > 360_000
 
 

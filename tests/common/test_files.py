@@ -178,3 +178,31 @@ def test_a_file_system_that_cannot_sync_folders_is_no_error(
     fsync_dir(tmp_path)
     with pytest.raises(FileNotFoundError):
         fsync_dir(tmp_path / "never-there")
+
+
+def test_a_large_piece_may_be_reused_when_it_is_written(tmp_path: Path) -> None:
+    piece = bytearray(os.urandom(3 * CHUNK_BYTES + 17))
+    expected = hashlib.sha256()
+    with SummedFile(tmp_path / "a") as file:
+        for _ in range(3):
+            expected.update(piece)
+            file.write(piece)
+            piece[:] = bytes(len(piece))  # as a caller does who fills the same buffer again
+            piece[7] = 1
+    assert file.sha256 == expected.hexdigest() == sha256_of(tmp_path / "a")
+
+
+def test_what_can_be_made_anew_is_not_synced(tmp_path: Path) -> None:
+    class NoSync(Disk):
+        def fsync(self, fd: int) -> None:
+            raise AssertionError("synced")
+
+    with SummedFile(tmp_path / "a", NoSync(), synced=False) as file:
+        file.write(b"x")
+    assert (tmp_path / "a").read_bytes() == b"x"
+
+
+def test_a_file_is_removed_as_a_folder_is(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    remove_tree(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []

@@ -213,5 +213,5 @@ def test_nothing_grows_with_the_number_of_steps(options: dict[str, Any], tmp_pat
     brain.fit(range(1), batches(500))
     tensors, objects = (list(counts) for counts in zip(*brain.alive, strict=True))
     assert tensors == [tensors[0]] * len(Watched.AT)
-    # One object a step would be 400; a few come and go by themselves (the collector's finalizers, the line that is noted).
+    # One object a step would be 400; a few come and go by themselves (finalizers, the line that is noted).
     assert objects[1] - objects[0] <= 20

@@ -1,0 +1,250 @@
+"""What a checkpoint costs beside the bytes it writes, and what a listing costs where there are thousands.
+
+*A commit*: every byte written, synced and summed, manifest, renames, folders synced, against ``torch.save`` and fsync
+of the same tensors: a model and its Adam, 300 MB. Both write in turns; each round begins with another one, and what
+counts is the minimum over the rounds, for a disk is only ever slowed down. The reference is timed twice a round (A/A).
+How far its two minima are apart says what this disk can tell at the moment: a figure stands only if its distance to the
+bar is at least twice that, else it is "too noisy". Reading back and comparing sums is timed apart.
+
+*A long run*: a thousand saves into one folder, of which five or all are kept; the median of the last ten against that
+of 11 to 20. The same calls are made by hand, too, for the file system slows down by itself.
+
+*A listing*: 10,000 checkpoints, from the journal, and once more with the journal gone, which makes it anew.
+
+It prints a table and a line of JSON, and exits with 1 where a bar that stands is missed.
+
+    python benchmarks/checkpoint.py --rounds 9 --megabytes 300
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import brainlib as bl
+from brainlib.checkpoint import manifest
+
+COMMIT_BAR = 1.5  # times torch.save and fsync
+GROWTH_BAR = 1.2  # times the saves at the beginning
+LISTING_BAR = 1.0  # seconds
+REBUILDING_BAR = 5.0  # seconds
+
+
+@dataclass
+class Figure:
+    """A line of the table."""
+
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+    noise: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        if self.bar is None:
+            return ""
+        if self.noise > abs(self.bar - self.value) / 2:
+            return "too noisy"
+        return "passed" if self.value <= self.bar else "MISSED"
+
+
+def model_with_adam(megabytes: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """So many megabytes together: a third of it are weights, the others Adam's two averages."""
+    width = 1024
+    layers = max(1, round(megabytes * 1e6 / 12 / width / width))
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+# ------------------------------------------------------------------------------------------------------------- a commit
+def by_hand(path: Path, objects: dict[str, Any]) -> None:
+    """The reference: what people write, and a sync."""
+    with open(path, "wb") as file:
+        torch.save({name: obj.state_dict() for name, obj in objects.items()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def commits(folder: Path, megabytes: float, num_rounds: int) -> list[Figure]:
+    folder.mkdir()
+    model, optimizer = model_with_adam(megabytes)
+    objects: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    checkpointer = bl.Checkpointer(folder / "save", objects)
+
+    def save() -> None:
+        checkpointer.save_checkpoint()
+
+    forms: dict[str, Callable[[], None]] = {
+        "torch.save and fsync": lambda: by_hand(folder / "one.pt", objects),
+        "a commit": save,
+        "torch.save and fsync, again": lambda: by_hand(folder / "other.pt", objects),
+    }
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    names = list(forms)
+    for number in range(num_rounds + 1):  # the first one warms up
+        start = number % len(names)
+        for name in names[start:] + names[:start]:
+            for left in folder.glob("*.pt"):
+                left.unlink()
+            checkpointer.delete_checkpoints(num_to_keep=0)
+            os.sync()  # what is still to be written is not the next one's
+            seconds = timed(forms[name])
+            if number:
+                times[name].append(seconds)
+    checkpoint = checkpointer.save_checkpoint()
+    one, commit, other = (min(times[name]) for name in names)
+    reading = min(timed(lambda: checkpointer.load_checkpoint(checkpoint)) for _ in range(3))
+    hand = min(one, other)
+    noise = abs(other / one - 1)
+    size = sum(file.size for file in checkpoint.files.values()) / 1e6
+    shutil.rmtree(folder / "save")
+    return [
+        Figure(f"torch.save and fsync, {size:.0f} MB", hand, "s"),
+        Figure("  again (A/A)", other / one, "×"),
+        Figure("a commit", commit, "s"),
+        Figure("a commit, by torch.save and fsync", commit / hand, "×", COMMIT_BAR, noise),
+        Figure("sums compared, read and applied", reading, "s"),
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------- a long run
+def by_hand_small(folder: Path, model: nn.Module, number: int) -> None:
+    """The calls that a small commit cannot do without, into a folder that grows as well."""
+    place = folder / f"{number:08d}"
+    place.mkdir()
+    by_hand(place / "model.pt", {"model": model})
+    by_hand(place / "manifest.pt", {})
+    for each in (place, folder):
+        fd = os.open(each, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+
+
+def long_run(folder: Path, num_saves: int) -> list[Figure]:
+    """A file system itself is slower with every folder in a folder, so it is asked by hand as well."""
+    model = nn.Linear(100, 100)
+    five, every = (
+        bl.Checkpointer(folder / "five", {"model": model}),
+        bl.Checkpointer(folder / "all", {"model": model}),
+    )
+    (folder / "hand").mkdir(parents=True)
+    kept_five, kept_all, hand = [], [], []
+    for number in range(num_saves):
+        kept_five.append(timed(lambda: five.save_and_keep_only({"loss": 0.5}, num_to_keep=5)))
+        kept_all.append(timed(lambda: every.save_checkpoint({"loss": 0.5})))
+        hand.append(timed(lambda number=number: by_hand_small(folder / "hand", model, number)))  # type: ignore[misc]
+    shutil.rmtree(folder)
+
+    def growth(times: list[float]) -> float:
+        return statistics.median(times[-10:]) / statistics.median(times[10:20])
+
+    return [
+        Figure("a small save, 11 to 20, all kept", statistics.median(kept_all[10:20]), "s"),
+        Figure(f"the last ten of {num_saves:,} by those, 5 kept", growth(kept_five), "×", GROWTH_BAR),
+        Figure("  all kept", growth(kept_all), "×"),
+        Figure("  by hand, all kept", growth(hand), "×"),
+        Figure("  all kept, by by hand", growth(kept_all) / growth(hand), "×", GROWTH_BAR),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ a listing
+def listings(folder: Path, num_checkpoints: int) -> list[Figure]:
+    """The folders are copies of a real one with another number; to save so many would take minutes."""
+    model, optimizer = model_with_adam(0.1)
+    pattern = bl.Checkpointer(folder, {"model": model, "optimizer": optimizer}).save_checkpoint({"loss": 0.5})
+    for number in range(2, num_checkpoints + 1):
+        place = folder / f"commit-{number:08d}"
+        place.mkdir()
+        told = replace(pattern, path=place, commit=number, meta={"loss": 1 / number, "WER": float(number)})
+        (place / "manifest.json").write_bytes(manifest.to_bytes(told))
+
+    def listed() -> int:
+        return len(bl.Checkpointer(folder).records())
+
+    (folder / "records.jsonl").unlink()
+    anew = timed(listed)
+    from_journal = [timed(listed) for _ in range(5)]
+    assert listed() == num_checkpoints
+    return [
+        Figure(f"{num_checkpoints:,} listed from the journal", min(from_journal), "s", LISTING_BAR),
+        Figure("the journal made anew", anew, "s", REBUILDING_BAR),
+    ]
+
+
+def main() -> int:
+    """Measure, print, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9, help="counted rounds of a commit (default 9)")
+    parser.add_argument("--megabytes", type=float, default=300, help="of model and optimizer (default 300)")
+    parser.add_argument("--saves", type=int, default=1000, help="of the long run (default 1,000)")
+    parser.add_argument("--checkpoints", type=int, default=10_000, help="of the listing (default 10,000)")
+    parser.add_argument("--folder", help="where to write (default: the folder for temporary files)")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    logging.getLogger("brainlib").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        figures = [
+            *commits(folder / "commits", arguments.megabytes, arguments.rounds),
+            *long_run(folder / "long", arguments.saves),
+            *listings(folder / "listing", arguments.checkpoints),
+        ]
+    print(f"{arguments.rounds} rounds, one thread, torch {torch.__version__}; minima over the rounds\n")
+    print(f"{'':42}{'':>9}{'bar':>10}")
+    for figure in figures:
+        bar = "" if figure.bar is None else f"≤ {figure.bar:.1f} {figure.unit}"
+        print(f"{figure.name:42}{figure.value:8.3f} {figure.unit}{bar:>9}   {figure.verdict}")
+    print(
+        json.dumps(
+            {
+                "benchmark": "checkpoint",
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "cores": os.cpu_count(),
+                "rounds": arguments.rounds,
+                "figures": {
+                    figure.name.strip(): {
+                        "value": round(figure.value, 4),
+                        "unit": figure.unit,
+                        "bar": figure.bar,
+                        "verdict": figure.verdict or None,
+                    }
+                    for figure in figures
+                },
+            }
+        )
+    )
+    return 1 if any(figure.verdict == "MISSED" for figure in figures) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What ``brainlib`` on a command line leads to. Each group of commands is a file beside this one.
+
+The exit status is 0 when all is well, 1 when something is damaged, and 2 when the command cannot be carried out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.cli import checkpoints
+from brainlib.common.logs import logger
+
+__all__ = ["DAMAGED", "UNABLE", "main"]
+
+DAMAGED = 1
+UNABLE = 2  # as argparse has it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command and return the exit status.
+
+    Args:
+        argv: the words after ``brainlib``; those of this process by default.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     main(["ckpt", "show", folder + "/nothing"])
+    2
+    """
+    parser = argparse.ArgumentParser(prog="brainlib", description="Look after what runs have written.")
+    rooms = parser.add_subparsers(metavar="COMMAND", required=True)
+    checkpoints.add_to(rooms)
+    given = parser.parse_args(argv)
+    try:
+        with _quiet():
+            return int(given.run(given))
+    except DamagedCheckpointError as error:
+        print(f"brainlib: {error}", file=sys.stderr)
+        return DAMAGED
+    except (CheckpointError, OSError) as error:
+        print(f"brainlib: {error}", file=sys.stderr)
+        return UNABLE
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The commands tell of damage themselves, in their own form; the library's log would say it twice."""
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

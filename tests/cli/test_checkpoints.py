@@ -1,0 +1,260 @@
+"""`brainlib ckpt` on real folders: what it prints, its exit status, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from brainlib.checkpoint import Checkpointer
+from brainlib.cli import main
+from tests.checkpoint.small import Counter, Trainer, fill, linear
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four checkpoints with the weights 1, 2, 3 and 4."""
+    place = tmp_path / "results" / "save"
+    model = linear()
+    trainer = Trainer(model=model, counter=Counter(3))
+    checkpointer = Checkpointer(place)
+    checkpointer.attach(trainer)
+    for value, loss in ((1.0, 0.5), (2.0, math.nan), (3.0, 0.25)):
+        fill(model, value)
+        trainer.step += 100
+        checkpointer.save_checkpoint({"loss": loss, "remark": "warm"})
+    fill(model, 4.0)
+    trainer.step += 50
+    checkpointer.save_checkpoint(reason="timed")
+    return place
+
+
+def snapshot_of(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*")}
+
+
+def brainlib(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    status = main(["ckpt", *map(str, words)])
+    told = capsys.readouterr()
+    return status, told.out, told.err
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot_of(folder)
+    status, out, err = brainlib(capsys, "ls", folder)
+    lines = [line.split() for line in out.splitlines()]
+    assert (status, err) == (0, "")
+    assert lines[0] == ["commit", "folder", "reason", "epoch", "updates", "size", "saved", "at", "metrics"]
+    assert [line[:5] for line in lines[1:]] == [
+        ["4", "step-00000350", "timed", "1", "350"],
+        ["3", "step-00000300", "user", "1", "300"],
+        ["2", "step-00000200", "user", "1", "200"],
+        ["1", "step-00000100", "user", "1", "100"],
+    ]
+    assert [line[-2:] for line in lines[2:]] == [["loss", "0.25"], ["loss", "nan"], ["loss", "0.5"]]
+    assert snapshot_of(folder) == before
+
+
+def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = brainlib(capsys, "ls", folder, "--json")
+    entries = json.loads(out)
+    assert status == 0 and [entry["commit"] for entry in entries] == [4, 3, 2, 1]
+    assert entries[2]["meta"] == {"loss": "nan", "remark": "warm"} and entries[2]["damaged"] is None
+    assert entries[1]["counters"]["optimizer_step"] == 300
+
+
+def test_ls_tells_what_is_damaged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "step-00000100" / "manifest.json").write_text('{"format": "brainlib-che')
+    os.truncate(folder / "step-00000200" / "model.pt", 10)
+    status, out, err = brainlib(capsys, "ls", folder)
+    assert status == 1 and err == ""
+    assert "damaged: step-00000100: its manifest.json is torn" in out
+    assert "damaged: step-00000200: its model.pt has 10 bytes and was written with" in out
+    status, out, _ = brainlib(capsys, "ls", folder, "--json")
+    assert status == 1 and sum(entry["damaged"] is not None for entry in json.loads(out)) == 2
+
+
+def test_ls_where_there_is_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = brainlib(capsys, "ls", folder.parent)
+    assert status == 0
+    assert f"there are no checkpoints in {folder.parent}; there are in 'save' inside it" in out
+
+
+def test_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = brainlib(capsys, "show", folder / "step-00000300")
+    assert (status, err) == (0, "")
+    for line in (
+        "commit: 3",
+        "reason: user",
+        "  optimizer_step: 300",
+        "  loss: 0.25",
+        "  remark: warm",
+        "best means: not said",
+    ):
+        assert line in out.splitlines()
+    assert "  model: module, torch.nn.modules.linear.Linear, model.pt, " in out
+    status, out, _ = brainlib(capsys, "show", folder / "step-00000300", "--json")
+    told = json.loads(out)
+    assert told["objects"]["counter"]["kind"] == "object" and set(told["files"]) == {
+        "counter.json",
+        "model.pt",
+    }
+    (folder / "step-00000300" / "model.pt").unlink()
+    status, out, _ = brainlib(capsys, "show", folder / "step-00000300")
+    assert status == 1 and "damaged: its model.pt is missing" in out
+
+
+def test_show_prints_no_escape_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = Checkpointer(tmp_path, {"model": linear()}).save_checkpoint({"remark": "\x1b[2Jgone"})
+    _, out, _ = brainlib(capsys, "show", saved.path)
+    assert "\x1b" not in out and "  remark: '\\x1b[2Jgone'" in out
+
+
+def test_verify_reads_every_byte(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot_of(folder)
+    status, out, _ = brainlib(capsys, "verify", folder)
+    assert status == 0 and out.splitlines()[-1] == "4 intact, 0 damaged" and snapshot_of(folder) == before
+    flip(folder / "step-00000200" / "model.pt")
+    (folder / "step-00000100" / "manifest.json").unlink()
+    status, out, _ = brainlib(capsys, "verify", folder)
+    assert status == 1
+    assert out.splitlines()[1:] == [
+        f"{folder}/step-00000300: intact",
+        f"{folder}/step-00000200: its model.pt is not what was written (its sum differs)",
+        f"{folder}/step-00000100: it has no manifest.json",
+        "2 intact, 2 damaged",
+    ]
+    status, out, _ = brainlib(capsys, "verify", folder, "--json")
+    assert status == 1 and sum(entry["damaged"] is None for entry in json.loads(out)) == 2
+
+
+def test_verify_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = folder / "step-00000200"
+    assert brainlib(capsys, "verify", one)[:2] == (0, f"{one}: intact\n1 intact, 0 damaged\n")
+    flip(one / "counter.json")
+    assert brainlib(capsys, "verify", one)[0] == 1
+    (one / "manifest.json").unlink()
+    status, _, err = brainlib(capsys, "verify", one)
+    assert status == 1 and err == f"brainlib: {one} is no intact checkpoint: it has no manifest.json\n"
+
+
+def test_verify_nothing_is_not_all_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = brainlib(capsys, "verify", tmp_path)
+    assert status == 2 and err == f"brainlib: there is nothing to verify in {tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("order", "expected", "parents"),
+    [([], 2.5, [3, 2]), (["--min_key", "loss"], 2.0, [3, 1]), (["--max-key", "loss"], 2.0, [1, 3])],
+)
+def test_average(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    order: list[str],
+    expected: float,
+    parents: Any,
+) -> None:
+    before = snapshot_of(folder)
+    output = tmp_path / "mean.pt"
+    status, out, err = brainlib(capsys, "average", folder, "--num", 2, *order, "--output", output)
+    assert (status, err) == (0, "") and out.startswith(f"wrote {output}, the mean of 'model' over 'step-")
+    model = torch.nn.Linear(1, 1)
+    model.load_state_dict(torch.load(output, weights_only=True))
+    assert model.weight.item() == expected
+    record = json.loads(Path(f"{output}.json").read_text())
+    assert [parent["commit"] for parent in record["parents"]] == parents
+    assert snapshot_of(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num", "4"], "--num asks for 4, and there are 3 checkpoints in "),
+        (["--num", "3", "--min_key", "loss"], "there are 2 checkpoints with a number as 'loss' in "),
+        (
+            ["--num", "1", "--min_key", "los"],
+            "no checkpoint has the metric 'los'. Those there are: 'loss'. Did you mean",
+        ),
+        (["--num", "0"], "--num is 0; give how many checkpoints to average, at least 1"),
+        (["--num", "1", "--name", "modle"], "holds nothing named 'modle'; it holds 'model', 'counter'"),
+        (
+            ["--num", "1", "--output", "taken"],
+            "taken exists already; give the name of a new file, or remove it",
+        ),
+    ],
+)
+def test_average_says_what_is_wrong(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    words: list[str], message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("taken").touch()
+    status, _, err = brainlib(capsys, "average", folder, "--output", "new", *words)
+    assert status == 2 and message in err
+    assert not Path("new").exists() and Path("taken").read_bytes() == b""
+
+
+def test_average_refuses_damage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(folder / "step-00000300" / "model.pt")
+    status, _, err = brainlib(capsys, "average", folder, "--num", 2, "--output", tmp_path / "new")
+    assert (
+        status == 1 and "step-00000300 is no intact checkpoint: its model.pt is not what was written" in err
+    )
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ls", "nowhere"], "nowhere is no folder; give a folder of checkpoints"),
+        (["show", "nowhere"], "nowhere is no folder; give the folder of one checkpoint"),
+        (
+            ["ls", "save/step-00000100"],
+            "save/step-00000100 is one checkpoint; give the folder it is in, or use show or",
+        ),
+        (
+            ["show", "save"],
+            "save is no checkpoint: it has no manifest.json; it holds checkpoints, so give one of them",
+        ),
+    ],
+)
+def test_what_is_no_folder_of_checkpoints(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    status, out, err = brainlib(capsys, *words)
+    assert (status, out) == (2, "") and message in err
+
+
+def test_the_console_script_leads_here(folder: Path) -> None:
+    root = Path(__file__).parents[2]
+    scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
+    module, function = scripts["brainlib"].split(":")
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
+    flip(folder / "step-00000200" / "model.pt")
+    words = [sys.executable, "-c", code, "ckpt", "verify", str(folder)]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "3 intact, 1 damaged" in done.stdout, done.stderr

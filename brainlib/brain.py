@@ -483,7 +483,9 @@ class Brain:
             self._extensions.fire(self)
         if self._save_triggers and self._save_is_due():
             assert self.checkpointer is not None
-            self.checkpointer.save_checkpoint(end_of_epoch=False, reason="timed")
+            self.checkpointer.save_automatically(
+                end_of_epoch=False, reason="timed", on_error=self._options.on_save_error
+            )
         if self._limit_reached(run):
             self._settle_verdict()  # the last update may turn out not to have been made
             return self._limit_reached(run)
@@ -504,7 +506,8 @@ class Brain:
         if self._extensions:
             self._extensions.fire(self)
         if self.checkpointer is not None and not self._is_committed(self.checkpointer):
-            self.checkpointer.save_checkpoint({**_plain_epoch(epoch), **self._scope.losses}, reason="epoch")
+            meta = {**_plain_epoch(epoch), **self._scope.losses}
+            self.checkpointer.save_automatically(meta, reason="epoch", on_error=self._options.on_save_error)
 
     def _is_committed(self, checkpointer: Checkpointer) -> bool:
         """Whether the newest checkpoint of this process stands for where the run stands now."""

@@ -199,3 +199,25 @@ def test_resuming_with_another_option_is_ordinary(tmp_path: Path) -> None:
         brain = small(checkpointer=bl.Checkpointer(tmp_path), **options)
         brain.fit(range(number + 1), batches(4, 4), batches(2))
         assert brain.optimizer_step == 2 * (number + 1)
+
+
+@pytest.mark.parametrize("choice", ["warn", "raise"])
+def test_a_save_that_fails_may_be_only_said(
+    choice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`on_save_error: warn`: the run goes on, loudly; by default it ends with the error."""
+
+    class Blocked(Regression):
+        def on_stage_start(self, stage: bl.Stage, epoch: int | None = None) -> None:
+            (tmp_path / "save").write_text("a file stands where the folder should be")
+
+    brain = small(Blocked, checkpointer=bl.Checkpointer(tmp_path / "save"), on_save_error=choice)
+    if choice == "raise":
+        with pytest.raises(OSError):
+            brain.fit(range(2), batches(2, 2))
+        return
+    brain.fit(range(2), batches(2, 2))
+    assert brain.optimizer_step == 4
+    said = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert len(said) == 2
+    assert "NOT SAVED" in said[0]

@@ -105,8 +105,9 @@ def say_which_hparams_differ(before: dict[str, Any], now: dict[str, Any]) -> Non
     ]
     if changed:
         logger.warning(
-            "hparams differ from those of the checkpoint: %s. What the checkpoint holds wins: an optimizer keeps its "
-            "learning rate, a schedule its place. For another run start in a new folder.",
+            "hparams differ from those of the checkpoint: %s. What the checkpoint holds wins over them (the learning "
+            "rate of an optimizer, the count of a schedule), what is made anew follows them (the length of a schedule, "
+            "the data). For another run start in a new folder.",
             "; ".join(changed),
         )
 

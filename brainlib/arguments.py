@@ -15,7 +15,9 @@ from brainlib.seeding import last_seed
 __all__ = ["check_arguments", "check_fit_arguments", "check_loader_options", "seed_of"]
 
 
-def check_arguments(modules: Any, opt_class: Any, hparams: Any, checkpointer: Any, loggers: Any) -> None:
+def check_arguments(
+    modules: Any, opt_class: Any, hparams: Any, checkpointer: Any, loggers: Any, extensions: Any = ()
+) -> None:
     """Refuse what a Brain cannot be made of.
 
     >>> check_arguments(None, None, None, "save", ())
@@ -59,6 +61,10 @@ def check_arguments(modules: Any, opt_class: Any, hparams: Any, checkpointer: An
         raise ValueError(
             f"loggers is {loggers!r}; it must be a list of loggers, such as [FileTrainLogger('log.txt')]"
         )
+    if isinstance(extensions, str) or not isinstance(extensions, Iterable):
+        raise ValueError(
+            f"extensions is {extensions!r}; it must be a list of extensions, such as [Snapshot(5)]"
+        )
     for each in loggers:
         if not hasattr(each, "log_stats"):
             raise ValueError(
@@ -75,7 +81,7 @@ def check_fit_arguments(epoch_counter: Any) -> None:
     ...
     ValueError: epoch_counter is 10; it must be something to iterate over, such as range(10) or EpochCounter(10)
     """
-    if not isinstance(epoch_counter, Iterable):
+    if isinstance(epoch_counter, (str, bytes)) or not isinstance(epoch_counter, Iterable):
         hint = epoch_counter if isinstance(epoch_counter, int) else 10
         raise ValueError(
             f"epoch_counter is {epoch_counter!r}; it must be something to iterate over, such as range({hint}) or "

@@ -134,7 +134,7 @@ class Brain:
         extensions: Iterable[Extension] = (),
     ) -> None:
         users_own = set(self.__dict__)  # attributes that a subclass made before it called this
-        check_arguments(modules, opt_class, hparams, checkpointer, loggers)
+        check_arguments(modules, opt_class, hparams, checkpointer, loggers, extensions)
         hparams = dict(hparams or {})
         # Who takes part, and how
         self._world = World.from_environment()
@@ -242,13 +242,13 @@ class Brain:
         """
         if self._prepared:
             return
-        self._prepared = True
         self._compile()
         self._wrap_distributed()
         self.init_optimizers()
         self._fuse()
         if self.checkpointer is not None:
             self.checkpointer.recover_if_possible()
+        self._prepared = True  # only now: what an error or Ctrl-C broke off is done again by the next call
 
     def on_stage_start(self, stage: Stage, epoch: Any = None) -> None:
         """Called at the start of each stage; `epoch` is None for TEST. What it freezes (``eval()``) stays frozen."""
@@ -660,7 +660,10 @@ class Brain:
             )
         if self._options.remove_vector_weight_decay:
             parameters = without_vector_decay(parameters)
-        self.optimizer = self.opt_class(parameters)
+        optimizer = self.opt_class(parameters)
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"opt_class returned {optimizer!r}; it must return a torch.optim.Optimizer")
+        self.optimizer = optimizer
         self.optimizers_dict = {"opt_class": self.optimizer}
 
     def freeze_optimizers(self, optimizers: dict[str, Optimizer]) -> dict[str, Optimizer]:
@@ -886,6 +889,7 @@ class Brain:
             )
             if hasattr(epoch_counter, "seek"):
                 epoch_counter.seek(max(epoch_counter.current, epoch_counter.limit))
+            self._extensions.start(self)  # what they hold may be asked for between the fits
             return False
         if scope.inner:
             run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
@@ -945,8 +949,9 @@ class Brain:
         factor = self._options.grad_accumulation_factor
         if run.micro == 0 or not self._scope.buffers.kept:
             self._scope.buffers = Buffers(self.modules)
-            if run.micro:  # resumed inside a window: there is nothing older to go back to
+            if run.micro:  # resumed inside a window
                 self._scope.buffers.keep()
+                self._scope.buffers.load_state_dict(self._state.window_buffers)
         self._scope.updates_before = run.optimizer_step
         self._scope.watch.clear()
         if train.num_batches is not None:
@@ -989,16 +994,21 @@ class Brain:
         if run.verdict is None:
             counted_by_user = run.optimizer_step != self._scope.updates_before
             stepped = watch.stepped and not counted_by_user
-            if watch.refused and not watch.stepped:
+            nothing_made = not watch.stepped and (watch.refused or (closes and not run.finite_pending()))
+            if nothing_made:
                 run.skip_window(closes)
-                self._scope.buffers.put_back()
             elif watch.flags and isinstance(self._guard, DeviceGuard):
                 self._settle_verdict()
                 self._guard.judge_later(watch.flags, run, self._scope.buffers, stepped=stepped, closes=closes)
             elif watch.stepped or closes:
-                run.commit_window(stepped, run.finite_pending() and not watch.refused, closes)
+                finite = run.finite_pending()
+                run.commit_window(stepped, finite and not watch.refused, closes)
+                if not finite:
+                    self._scope.buffers.put_back()
             else:
                 return False
+        if run.verdict is False:
+            self._scope.buffers.put_back()
         self._scope.updates_before = run.optimizer_step
         watch.clear()
         if run.nonfinite_in_a_row:
@@ -1048,14 +1058,16 @@ class Brain:
 
     def _check_patience(self) -> None:
         run, patience = self._scope.run, self._options.nonfinite_patience
-        logger.warning(
-            "update skipped: a loss or gradient was not finite (%sbatch %d of the epoch%s, %d in a row, %d in all)",
-            "seen at " if self._guard.late else "",
-            run.step,
-            "" if self._guard.late else ids_of(self._scope.batch),
-            run.nonfinite_in_a_row,
-            run.nonfinite_windows,
-        )
+        if run.nonfinite_windows != self._scope.told:  # once a window, whoever looks
+            self._scope.told = run.nonfinite_windows
+            logger.warning(
+                "update skipped: a loss or gradient was not finite (%sbatch %d of the epoch%s, %d in a row, %d in all)",
+                "seen at " if self._guard.late else "",
+                run.step,
+                "" if self._guard.late else ids_of(self._scope.batch),
+                run.nonfinite_in_a_row,
+                run.nonfinite_windows,
+            )
         if run.nonfinite_in_a_row > patience:
             raise ValueError(
                 f"{run.nonfinite_in_a_row} updates in a row had a loss or gradient that is not finite, more than "

@@ -42,6 +42,7 @@ class BrainState:
         self._brain = brain
         self._generators: dict[str, Any] | None = None
         self.loaded = False
+        self.window_buffers: dict[str, Tensor] = {}  # of the window that was open in what was loaded last
 
     # ---- where the run stands
 
@@ -149,6 +150,7 @@ class BrainState:
             "epoch_counter": _state_of(brain._outer.epoch_counter),
             "extensions": brain._extensions.state_dict(),
             "gradients": {} if closed else pending_gradients(brain),
+            "window_buffers": brain._outer.buffers.state_dict() if run.micro and not closed else {},
             "frozen": [n for n, param in brain.modules.named_parameters() if not param.requires_grad],
             "extra": brain.get_extra_state(),
             "generators": generator_states(),
@@ -179,6 +181,7 @@ class BrainState:
         for name, param in brain.modules.named_parameters():
             param.requires_grad_(name not in state["frozen"])
         put_gradients(brain, state["gradients"])
+        self.window_buffers = state["window_buffers"]
         brain.set_extra_state(state["extra"])
         self._generators = state["generators"]
         for name, generator in self._own_generators().items():

@@ -52,6 +52,7 @@ class FitScope:
     )
     losses: dict[str, float] = field(default_factory=dict)  # of the epoch that is about to close
     updates_before: int = 0  # optimizer_step when the open window began
+    told: int = 0  # nonfinite windows that a warning has named
     window_began: int = 0  # optimizer_step when it began, whoever stepped in it since
     validate_now: Callable[[], float] = _nothing
     is_last: Callable[[], bool] = _never  # whether the batch in hand is the last of its epoch

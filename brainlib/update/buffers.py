@@ -61,6 +61,27 @@ class Buffers:
             for alike in self._alike:
                 torch._foreach_copy_(alike.views, alike.live)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was kept, by the place of the buffer."""
+        copies = {
+            id(live): copy
+            for alike in self._alike
+            for live, copy in zip(alike.live, alike.views, strict=True)
+        }
+        return {
+            str(place): copies[id(buffer)].clone()
+            for place, buffer in enumerate(self._held)
+            if buffer is not None and id(buffer) in copies
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Keep what `state_dict` returned in place of what is there now."""
+        for alike in self._alike:
+            for live, copy in zip(alike.live, alike.views, strict=True):
+                place = next(str(number) for number, buffer in enumerate(self._held) if buffer is live)
+                if place in state:
+                    copy.copy_(state[place])
+
     @torch.no_grad()
     def put_back(self) -> None:
         """The window was bad: the buffers are again those of before, and hold what they held."""

@@ -224,9 +224,16 @@ class DeviceGuard(HostGuard):
         """A window whose steps were the user's; `flags` say of each, on the device, whether it was refused."""
         self.settle(run)
         each = torch.stack(list(flags))
-        bad = each.amin()
-        buffers.put_back_if(bad)
-        self._commit(run, bad + each.amax(), all_bad=2.0, stepped=stepped, closes=closes)
+        bad, some = each.amin(), each.amax()
+        if (
+            losses := run.pending_losses()
+        ):  # a batch that was not stepped on may have spoiled the buffers, too
+            lost = torch.zeros((), device=bad.device)
+            values = [loss.float().clone() for loss in losses]
+            torch._amp_foreach_non_finite_check_and_unscale_(values, lost, torch.ones_like(lost))
+            some = torch.maximum(some, lost)
+        buffers.put_back_if(some)
+        self._commit(run, bad + some, all_bad=2.0, stepped=stepped, closes=closes)
 
     def _commit(self, run: RunState, verdict: Tensor, *, all_bad: float, stepped: bool, closes: bool) -> None:
         """Count the window as good, and send the verdict on its way to the host."""

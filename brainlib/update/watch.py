@@ -9,7 +9,7 @@ torch's optimizers change neither weights nor moments.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +75,15 @@ class OptimizerWatch:
                 handle.remove()
             self._gradients.clear()
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._bad.discard(id(optimizer))
         if self.trusted:
-            return
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None:  # the gradients of this step are yet to come
+            return (args[0], self._judging(optimizer, closure)), {
+                k: v for k, v in kwargs.items() if k != "closure"
+            }
         gradients = self._gradients[id(optimizer)]
         if self.on_device and takes_verdict(optimizer):
             self._hand_over(optimizer, (~torch.isfinite(gradients.measure_on_device())).float())
@@ -86,6 +91,21 @@ class OptimizerWatch:
             gradients.drop()
             self._bad.add(id(optimizer))
             self.refused = True
+        return None
+
+    def _judging(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The user's closure, after which its gradients are judged."""
+
+        def judged() -> Any:
+            loss = closure()
+            gradients = self._gradients[id(optimizer)]
+            if not math.isfinite(gradients.measure()):
+                gradients.drop()
+                self._bad.add(id(optimizer))
+                self.refused = True
+            return loss
+
+        return judged
 
     def _hand_over(self, optimizer: Any, bad: Tensor) -> None:
         """Let the device refuse the step; a scaler may have put its own verdict there already."""

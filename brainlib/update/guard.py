@@ -224,15 +224,15 @@ class DeviceGuard(HostGuard):
         """A window whose steps were the user's; `flags` say of each, on the device, whether it was refused."""
         self.settle(run)
         each = torch.stack(list(flags))
-        bad, some = each.amin(), each.amax()
+        bad, some, spoiled = each.amin(), each.amax(), each.amin()
         if (
             losses := run.pending_losses()
         ):  # a batch that was not stepped on may have spoiled the buffers, too
             lost = torch.zeros((), device=bad.device)
             values = [loss.float().clone() for loss in losses]
             torch._amp_foreach_non_finite_check_and_unscale_(values, lost, torch.ones_like(lost))
-            some = torch.maximum(some, lost)
-        buffers.put_back_if(some)
+            some, spoiled = torch.maximum(some, lost), torch.maximum(bad, lost)
+        buffers.put_back_if(spoiled)
         self._commit(run, bad + some, all_bad=2.0, stepped=stepped, closes=closes)
 
     def _commit(self, run: RunState, verdict: Tensor, *, all_bad: float, stepped: bool, closes: bool) -> None:

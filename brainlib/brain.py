@@ -40,7 +40,7 @@ from brainlib.data.transfer import on_device
 from brainlib.distributed.world import World
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
-from brainlib.fit_scope import FitScope
+from brainlib.fit_scope import FitScope, nothing
 from brainlib.found import attributes_of, found_in
 from brainlib.hparams import HParams
 from brainlib.options import RunOptions
@@ -70,10 +70,6 @@ __all__ = ["Brain"]
 _ALL_ALIKE: AbstractContextManager[None] = nullcontext()
 _NO_EPOCH = object()
 _MAY_BE_OVERRIDDEN = {"_compile", "_wrap_distributed", "_make_guard"}
-
-
-def _nothing() -> float:
-    return 0.0
 
 
 def _assigned_in(method: Any) -> set[str]:
@@ -360,11 +356,10 @@ class Brain:
             self._optimizers.drop_gradients()
 
         batches, window, total = self._open_data(train)
-        self._scope.validate_now = lambda: (
-            self._fit_valid(valid, epoch, progressbar) if valid is not None else 0.0
-        )
+        if valid is not None:
+            scope.validate_now = lambda: self._fit_valid(valid, epoch, progressbar)
         marks = self._custom_fit_batch and self.checkpointer is not None
-        read_loss, keep_buffers, trained = run.loss.value, self._scope.buffers.keep, run.step
+        read_loss, keep_buffers, trained = run.loss.value, scope.buffers.keep, run.step
         with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
             try:
                 for batch in batches:
@@ -392,7 +387,7 @@ class Brain:
             raise ValueError(train.empty_message(run.epoch))
 
         train_loss = run.loss.value() if run.loss.weight else math.nan  # every window was void
-        self._scope.losses = {"train_loss": train_loss}
+        scope.losses = {"train_loss": train_loss}
         with self._closing_epoch(epoch, valid is None):
             self.on_stage_end(Stage.TRAIN, train_loss, epoch)
 
@@ -401,6 +396,7 @@ class Brain:
         the whole window, since its gradients cannot be told from half of those of the batch in hand.
         """
         run, scope = self._scope.run, self._scope
+        scope.batch = None
         self._guard.settle(run)
         if run.step == trained or scope.watch.stepped:
             return  # the error came after the batch, or after a step of the user's
@@ -428,9 +424,8 @@ class Brain:
                 summed = loss * weight if self._weighted else loss
                 self._scaled(summed).backward()  # type: ignore[no-untyped-call]
             except (RuntimeError, AttributeError, TypeError):
-                check_loss(
-                    loss, f"compute_objectives of {type(self).__name__}"
-                )  # raises where it can say more
+                # Raises where it can say more than torch did.
+                check_loss(loss, f"compute_objectives of {type(self).__name__}")
                 raise
         detached = loss.detach()
         run.record(detached, weight)
@@ -799,7 +794,7 @@ class Brain:
                 raise
             finally:
                 self._fitting, self._outer.epoch_counter = False, None
-                self._outer.validate_now = _nothing
+                self._outer.validate_now = nothing
                 self._extensions.close(self)
 
     @contextmanager

@@ -15,10 +15,15 @@ from brainlib.update.watch import OptimizerWatch
 if TYPE_CHECKING:
     from brainlib.checkpoint.checkpointer import Checkpoint
 
-__all__ = ["FitScope"]
+__all__ = ["FitScope", "nothing"]
 
 
-def _nothing() -> float:
+def nothing() -> float:
+    """The validation of a fit that has none.
+
+    >>> nothing()
+    0.0
+    """
     return 0.0
 
 
@@ -54,5 +59,5 @@ class FitScope:
     updates_before: int = 0  # optimizer_step when the open window began
     told: int = 0  # nonfinite windows that a warning has named
     window_began: int = 0  # optimizer_step when it began, whoever stepped in it since
-    validate_now: Callable[[], float] = _nothing
+    validate_now: Callable[[], float] = nothing
     is_last: Callable[[], bool] = _never  # whether the batch in hand is the last of its epoch

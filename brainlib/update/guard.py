@@ -24,6 +24,9 @@ from brainlib.update.gradients import Gradients
 __all__ = ["DeviceGuard", "HostGuard", "takes_verdict"]
 
 
+_ONES: dict[torch.device, Tensor] = {}  # the factor that leaves what is checked as it is
+
+
 class HostGuard:
     """The verdict is a Python bool, known before the step.
 
@@ -140,7 +143,7 @@ class DeviceGuard(HostGuard):
         self._make_event = torch.cuda.Event if pinned else None
         self._open: _Open | None = None
         self._said = False
-        self._flag: Tensor | None = None
+        self._flag = torch.zeros((), device=device)  # used again and again: it stays 0 as long as all is well
 
     def settle(self, run: RunState) -> None:
         opened, self._open = self._open, None
@@ -155,8 +158,7 @@ class DeviceGuard(HostGuard):
         run.revoke_window(
             whole=verdict == opened.all_bad
         )  # else some of the user's steps were refused, others stand
-        if self._flag is not None:
-            self._flag.zero_()  # only here: it stays 0 as long as all is well
+        self._flag.zero_()
 
     def make_update(
         self,
@@ -172,7 +174,7 @@ class DeviceGuard(HostGuard):
         if not active:
             return super().make_update(active, run, buffers)
         norms = [each.measure_on_device(scale) for each in active]
-        bad = self._any_nonfinite([*norms, *run.pending_losses()])
+        bad = flag_nonfinite([*norms, *run.pending_losses()], self._flag)
         if not all(each.takes_verdict or self._learn(each) for each in active):
             self._say_that_it_reads(active)
             if bad.item():  # the one read of such an update
@@ -192,16 +194,6 @@ class DeviceGuard(HostGuard):
         buffers.put_back_if(bad)
         self._commit(run, bad, all_bad=1.0, stepped=True, closes=True)
         return True
-
-    def _any_nonfinite(self, values: Sequence[Tensor]) -> Tensor:
-        """1 if one of them is not finite, else 0, on the device: the check of torch's gradient scaler, one "
-        "operation.
-        """
-        if self._flag is None:
-            self._flag = torch.zeros((), device=values[0].device)
-            self._one = torch.ones((), device=values[0].device)
-        torch._amp_foreach_non_finite_check_and_unscale_(list(values), self._flag, self._one)
-        return self._flag
 
     def _learn(self, gradients: Gradients) -> bool:
         """Look once at an optimizer; one that takes the verdict goes on taking it."""
@@ -225,12 +217,9 @@ class DeviceGuard(HostGuard):
         self.settle(run)
         each = torch.stack(list(flags))
         bad, some, spoiled = each.amin(), each.amax(), each.amin()
-        if (
-            losses := run.pending_losses()
-        ):  # a batch that was not stepped on may have spoiled the buffers, too
-            lost = torch.zeros((), device=bad.device)
-            values = [loss.float().clone() for loss in losses]
-            torch._amp_foreach_non_finite_check_and_unscale_(values, lost, torch.ones_like(lost))
+        # A batch that was not stepped on may have spoiled the buffers, too.
+        if losses := run.pending_losses():
+            lost = flag_nonfinite([loss.float().clone() for loss in losses], torch.zeros_like(bad))
             some, spoiled = torch.maximum(some, lost), torch.maximum(bad, lost)
         buffers.put_back_if(spoiled)
         self._commit(run, bad + some, all_bad=2.0, stepped=stepped, closes=closes)
@@ -244,6 +233,19 @@ class DeviceGuard(HostGuard):
             event.record()
         run.commit_window(stepped, closes=closes, late=True)
         self._open = _Open(event, all_bad)
+
+
+def flag_nonfinite(values: Sequence[Tensor], flag: Tensor) -> Tensor:
+    """Set `flag` to 1 if one of `values` is not finite: the check of torch's gradient scaler, one operation.
+
+    >>> flag_nonfinite([torch.ones(2), torch.tensor(float("inf"))], torch.zeros(()))
+    tensor(1.)
+    """
+    one = _ONES.get(flag.device)
+    if one is None:
+        one = _ONES[flag.device] = torch.ones((), device=flag.device)
+    torch._amp_foreach_non_finite_check_and_unscale_(list(values), flag, one)
+    return flag
 
 
 def step_unless(optimizer: Any, bad: Tensor) -> None:

@@ -35,7 +35,10 @@ class Optimizers:
         for name, value in candidates:
             if isinstance(value, Optimizer) and all(value is not each for each in self.found.values()):
                 self.found[name if name not in self.found else f"{name}-{len(self.found)}"] = value
-        self._gradients = {id(each): Gradients(each) for each in self.found.values()}
+        known = self._gradients  # each holds its optimizer, so an id in it is that optimizer's
+        self._gradients = {id(each): known.get(id(each)) or Gradients(each) for each in self.found.values()}
+        for gradients in self._gradients.values():
+            gradients.takes_verdict = False  # what was loaded meanwhile may have changed it
 
     def gradients_of(self, optimizers: Iterable[Optimizer]) -> list[Gradients]:
         """The gradients of these optimizers."""

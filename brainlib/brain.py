@@ -476,11 +476,8 @@ class Brain:
             return False
         if self._extensions:
             self._extensions.fire(self)
-        if self._save_triggers and self._save_is_due():
-            assert self.checkpointer is not None
-            self.checkpointer.save_automatically(
-                end_of_epoch=False, reason="timed", on_error=self._options.on_save_error
-            )
+        if self.checkpointer is not None:
+            self._save_in_time(self.checkpointer)
         if self._limit_reached(run):
             self._settle_verdict()  # the last update may turn out not to have been made
             return self._limit_reached(run)
@@ -786,6 +783,7 @@ class Brain:
             try:
                 with self._profiling():
                     yield self._outer
+                self._wait_for_checkpoints()
                 self._fits_done += 1
                 warn_of_unread_keys(self.hparams.unread())
                 self.hparams.forget_unread()
@@ -1154,6 +1152,7 @@ class Brain:
             raise ValueError(
                 f"evaluate was given max_key={max_key!r} and min_key={min_key!r}; give one of them"
             )
+        self._wait_for_checkpoints()
         loads = self._overridden("on_evaluate_start") or (
             self.checkpointer is not None and checkpoint != "current"
         )
@@ -1183,7 +1182,14 @@ class Brain:
             self._debug_folder = tempfile.TemporaryDirectory(prefix="brainlib-debug-")  # goes with the Brain
             self.checkpointer.checkpoints_dir = self._debug_folder.name
             logger.info("debug: checkpoints go to %s", self.checkpointer.checkpoints_dir)
+        if not self._options.ckpt_async:
+            self.checkpointer.background = False
         self.checkpointer.attach(self._state)
+
+    def _wait_for_checkpoints(self) -> None:
+        """What was saved is on the disk; an error in writing it is raised."""
+        if self.checkpointer is not None:
+            self.checkpointer.wait()
 
     def _make_save_triggers(self) -> list[Trigger]:
         if self.checkpointer is None:
@@ -1194,10 +1200,26 @@ class Brain:
             *([as_trigger((updates, "step"))] if updates else []),
         ]
 
-    def _save_is_due(self) -> bool:
-        return (
+    def _save_in_time(self, checkpointer: Checkpointer) -> None:
+        """Save where an interval is over; where the save before is still being written, as soon as it is not."""
+        if checkpointer.troubled:
+            checkpointer.wait()  # raises
+        due = (
             sum(due(self) for due in self._save_triggers) > 0
         )  # all are asked: each remembers where it looked
+        if not due and not self._scope.put_off:
+            return
+        self._scope.put_off = checkpointer.busy
+        if not self._scope.put_off:
+            checkpointer.save_automatically(
+                end_of_epoch=False, reason="timed", on_error=self._options.on_save_error
+            )
+        elif due:
+            self._say_once(
+                "put off",
+                "a checkpoint is due and the one before is still being written: it is put off until that is done. "
+                "Where this is said, writing takes longer than ckpt_interval_minutes or ckpt_interval_steps leaves it",
+            )
 
     def _own_extensions(self) -> Sequence[Extension]:
         snapshots = self._own_snapshots()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from brainlib.announcements import say_which_hparams_differ
+from brainlib.checkpoint.recoverables import bare_module
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.found import attributes_of, found_in, has_state, own_generators
@@ -116,6 +117,23 @@ class BrainState:
             found[unique] = obj
         return found
 
+    def refuse(self, states: dict[str, tuple[Any, Any]]) -> None:
+        """Refuse a checkpoint with broken weights, before it is written; may be called beside training.
+
+        Args:
+            states: objects and the copies of their states, by name.
+        """
+        trained = {id(param) for param in self._brain.modules.parameters()}
+        refuse_nonfinite(
+            {
+                f"{name}.{key}": state[key]
+                for name, (obj, state) in states.items()
+                if isinstance(obj, torch.nn.Module) and isinstance(state, dict)
+                for key, param in bare_module(obj).named_parameters(remove_duplicate=False)
+                if id(param) in trained and isinstance(state.get(key), Tensor)
+            }
+        )
+
     # ---- this entry
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +146,6 @@ class BrainState:
                 "a checkpoint cannot be made between the backward and the step of an update (in freeze_optimizers or a "
                 "hook of an optimizer): save in on_fit_batch_end"
             )
-        refuse_nonfinite(brain.modules)
         if brain._scope.inner:
             brain._say_once(
                 "inner save",
@@ -210,16 +227,15 @@ class BrainState:
         say_which_hparams_differ(state["hparams"], plain_hparams(self._brain.hparams))
 
 
-def refuse_nonfinite(modules: torch.nn.Module) -> None:
+def refuse_nonfinite(params: dict[str, Tensor]) -> None:
     """A checkpoint with broken weights would only be found out when it is needed.
 
-    >>> broken = torch.nn.Linear(1, 1); _ = broken.weight.data.fill_(float("nan"))
-    >>> refuse_nonfinite(broken)
+    >>> refuse_nonfinite({"weight": torch.tensor([float("nan")])})
     Traceback (most recent call last):
     ...
     ValueError: no checkpoint is made, because the parameters 'weight' hold values that are not finite. ...
     """
-    named = {name: param.detach() for name, param in modules.named_parameters() if param.is_floating_point()}
+    named = {name: param for name, param in params.items() if param.is_floating_point()}
     named = {name: param for name, param in named.items() if not torch.nn.parameter.is_lazy(param)}
     if not named:
         return

@@ -59,5 +59,6 @@ class FitScope:
     updates_before: int = 0  # optimizer_step when the open window began
     told: int = 0  # nonfinite windows that a warning has named
     window_began: int = 0  # optimizer_step when it began, whoever stepped in it since
+    put_off: bool = False  # whether a save is due that waits for the one before to be written
     validate_now: Callable[[], float] = nothing
     is_last: Callable[[], bool] = _never  # whether the batch in hand is the last of its epoch

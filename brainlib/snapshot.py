@@ -131,20 +131,23 @@ class Snapshot(Extension):
         coming = Coming(max((c.commit for c in own), default=0) + 1, noted, self.count)
         sound = all(_is_number(noted.get(key)) or _anywhere(key, noted, own) for key, _, _ in self.best)
         series: list[Checkpoint | Coming] = [*own, coming]
-        if not sound or coming in kept(series, self._rules()):
-            saved = checkpointer.save_automatically(
-                noted,
-                end_of_epoch=brain.run_state.step == 0,
-                reason="snapshot",
-                snapshot=(self._tag, self.count),
-                on_error=brain._options.on_save_error,
-            )
-            if saved is None:  # it was said, and what is there stays
-                return
-        if not sound:
+        keeping = kept(series, self._rules()) if sound else []
+        if sound and coming not in keeping:
+            self._prune(checkpointer)
+            return
+        saved = checkpointer.save_automatically(
+            noted,
+            end_of_epoch=brain.run_state.step == 0,
+            reason="snapshot",
+            snapshot=(self._tag, self.count),
+            on_error=brain._options.on_save_error,
+            going=[c for c in reversed(own) if c not in keeping] if sound else [],
+        )
+        if saved is not None and not sound:
+            saved.wait()
             for key, _, _ in self.best:
                 require_metric(key, self._own(checkpointer, "snapshot"))
-        self._prune(checkpointer)
+            self._prune(checkpointer)
 
     def on_error(self, brain: Any, exc: BaseException) -> None:
         """Leave a checkpoint to be looked at, if asked to; the older ones of this kind go."""

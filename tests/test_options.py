@@ -59,6 +59,7 @@ SPEECHBRAIN = {
 OURS = {
     "fused": False,
     "loss_average": "items",
+    "ckpt_async": True,
     "num_snapshots": None,
     "on_save_error": "raise",
     "tf32": None,

@@ -62,6 +62,9 @@ class Info:
     number: int = 0
     path: Path = Path("x")
 
+    def wait(self) -> Info:
+        return self
+
 
 @dataclass
 class Shelf:
@@ -82,8 +85,13 @@ class Shelf:
         self.written = info
         return info
 
-    def save_automatically(self, meta: Any, end_of_epoch: bool, *, on_error: str, **given: Any) -> Info:
-        return self.save_checkpoint(meta, end_of_epoch, **given)
+    def save_automatically(
+        self, meta: Any, end_of_epoch: bool, *, on_error: str, going: list[Info], **given: Any
+    ) -> Info:
+        saved = self.save_checkpoint(meta, end_of_epoch, **given)
+        for info in going:
+            self.delete(info)
+        return saved
 
     def list_checkpoints(self) -> list[Info]:
         return sorted(self.infos, key=lambda info: -info.commit)

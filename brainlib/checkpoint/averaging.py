@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from brainlib.checkpoint.beside import settled
 from brainlib.checkpoint.errors import CheckpointError
 from brainlib.checkpoint.manifest import Checkpoint
 from brainlib.checkpoint.weights import load_weights
@@ -59,7 +60,7 @@ def average_checkpoints(
     newest_first = sorted(checkpoint_list, key=lambda checkpoint: -checkpoint.commit)
     if parameter_loader is not None:
         states = [
-            parameter_loader(checkpoint.path / checkpoint.saved(recoverable_name).path)
+            parameter_loader(settled(checkpoint.path) / checkpoint.saved(recoverable_name).path)
             for checkpoint in newest_first
         ]
     else:

@@ -1,8 +1,8 @@
 """The order of operations of saving and loading; what it consists of lives in the files beside this one.
 
-*Save*: ask for what is found now → take every state and refuse what could not be read back → write, commit → let older
-ones go. *Load*: read all files and check their sums → compare every state with its live object → apply, and put
-everything back if one fails. Only the main process writes.
+*Save*: ask for what is found now → take every state, refuse what could not be read back, and copy it → in a thread
+beside training: write, commit, let older ones go. *Load*: read all files and check their sums → compare every state
+with its live object → apply, and put everything back if one fails. Only the main process writes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -20,6 +20,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 from brainlib.checkpoint import manifest
+from brainlib.checkpoint.beside import Writer, settled
+from brainlib.checkpoint.copies import Copies
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.hooks import (
     ClassHooks,
@@ -32,10 +34,25 @@ from brainlib.checkpoint.hooks import (
 from brainlib.checkpoint.journal import RECORDS, Record, from_journal, record_of
 from brainlib.checkpoint.manifest import AUTOMATIC, REASONS, Checkpoint, Saved
 from brainlib.checkpoint.metadata import plain
-from brainlib.checkpoint.recoverables import Kind, ParameterNames, class_name, covered, kind_of
+from brainlib.checkpoint.recoverables import (
+    Kind,
+    ParameterNames,
+    Recoverable,
+    class_name,
+    covered,
+    kind_of,
+)
 from brainlib.checkpoint.retention import Score, by_metric, doomed, rank, recency, require_metric
-from brainlib.checkpoint.states import as_json, read_state, refuse_unsafe, tidy, write_torch
-from brainlib.checkpoint.store import Draft, Store, check_name
+from brainlib.checkpoint.states import read_state, tidy
+from brainlib.checkpoint.store import Store, check_name
+from brainlib.checkpoint.writer import (
+    Entry,
+    Save,
+    entries_of,
+    write_by_hooks,
+    write_checkpoint,
+)
+from brainlib.common.background import hurried
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.files import DISK, Disk
 from brainlib.common.logs import logger
@@ -66,7 +83,7 @@ class Owner(Protocol):
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     checkpointer = Checkpointer(folder)
     ...     checkpointer.attach(Trainer())
-    ...     checkpointer.save_checkpoint().path.name
+    ...     checkpointer.save_checkpoint().wait().path.name
     'step-00001200'
     """
 
@@ -81,23 +98,6 @@ class Owner(Protocol):
     def closes_epoch(self) -> bool:
         """Whether a checkpoint made now is one of a closed epoch."""
         ...
-
-
-@dataclass(frozen=True)
-class Recoverable:
-    """An object under its name, and how it is saved and loaded."""
-
-    name: str
-    obj: Any
-    kind: Kind
-    saver: SaveHook | None
-    loader: LoadHook | None
-    optional: bool
-
-    @property
-    def told(self) -> str:
-        """How messages name it."""
-        return f"recoverable {self.name!r} ({class_name(self.obj)})"
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,10 @@ class Checkpointer:
     A checkpoint exists only once all of it is on the disk, and it is read back by the safe loader only. See
     ``docs/checkpoints.md``. Making a Checkpointer touches no disk.
 
+    A save takes a copy of the state and returns; a thread writes it while training goes on. Whatever looks at the
+    folder through this object waits for that first, and so does the end of the program; `wait` does it by hand. An
+    error of the thread is logged at once and raised by the next call that waits.
+
     Args:
         checkpoints_dir: The folder; created by the first save.
         recoverables: Objects by name: modules, optimizers, schedules, scalers, ``torch.Generator``, objects of
@@ -124,6 +128,8 @@ class Checkpointer:
         custom_save_hooks: ``hook(obj, path)`` by name, instead of the usual saving.
         allow_partial_load: Whether objects that a checkpoint does not have are left as they are (one warning);
             otherwise they are an error. States that are there are always loaded whole.
+        background: Whether saves are written in a thread of their own, which takes as much memory once more as the
+            state that is saved. False: a save returns when all of it is on the disk.
 
     Raises:
         CheckpointError: A name is no plain file name, or an object is of none of these kinds.
@@ -150,8 +156,11 @@ class Checkpointer:
         custom_load_hooks: Mapping[str, LoadHook] | None = None,
         custom_save_hooks: Mapping[str, SaveHook] | None = None,
         allow_partial_load: bool = False,
+        *,
+        background: bool = True,
     ) -> None:
         self.allow_partial_load = allow_partial_load
+        self.background = background
         self._store = Store(_absolute(checkpoints_dir), self.disk)
         self._used = False
         self._registered: dict[str, Registered] = {}
@@ -161,6 +170,13 @@ class Checkpointer:
         self._world = World()
         self._loaded: Checkpoint | None = None
         self._written: Checkpoint | None = None
+        self._writing: Save | None = None  # until it is written
+        self._last: Save | None = None
+        self._writer = Writer(self.checkpoints_dir)
+        self.troubled = (
+            False  # whether a save in the background has failed and `wait` has not raised that yet
+        )
+        self._copies = Copies()
         self._weights_only = False
         self._criterion: tuple[str, str] | None = None
         self._failed_saves = self._failed_in_a_row = 0
@@ -170,6 +186,10 @@ class Checkpointer:
         for name, save_hook in self._save_hooks.items():
             check_save_hook(save_hook, f"the save hook of {name!r}")
         self.add_recoverables(recoverables or {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.wait()
+        return {**self.__dict__, "_last": None}  # a copy has nothing being written
 
     def __repr__(self) -> str:
         return f"Checkpointer({str(self.checkpoints_dir)!r}, recoverables={list(self._registered)})"
@@ -189,6 +209,7 @@ class Checkpointer:
                 f"{os.fspath(folder)}"
             )
         self._store = Store(_absolute(folder), self.disk)
+        self._writer.folder = self.checkpoints_dir
 
     @property
     def recoverables(self) -> Mapping[str, object]:
@@ -306,7 +327,9 @@ class Checkpointer:
             logger.warning("%s", message)
 
     def _settle(self) -> None:
-        """Before the first look at the folder: what killed processes left is removed."""
+        """Before a look at the folder: what is being written comes first; what killed processes left is removed."""
+        self.wait()
+        settled(self.checkpoints_dir)  # another object may write there
         if not self._used:
             self._used = True
             if self._world.is_main:
@@ -324,7 +347,9 @@ class Checkpointer:
         reason: str = "user",
         snapshot: tuple[str, int] | None = None,
     ) -> Checkpoint:
-        """Saves everything that takes part; on return it is on the disk, complete.
+        """Saves everything that takes part, as it is now; it is written while the caller goes on.
+
+        On return the state is copied, and may change. The checkpoint's `wait` returns when it is on the disk, complete.
 
         Args:
             meta: What to note beside it: metrics, remarks; numbers may be numpy's or torch's.
@@ -335,18 +360,42 @@ class Checkpointer:
             snapshot: For a `Snapshot`: its name, and which one of it this is.
 
         Returns:
-            The checkpoint.
+            The checkpoint, with its final path.
 
         Raises:
             CheckpointError: Something cannot be saved; the message names it. The folder is as it was.
-            OSError: The disk refused; the message names the object. The folder is as it was.
+            OSError: The disk refused; the message names the object. The folder is as it was. What the disk refuses in
+                the background is raised by `wait`, and by the next call that looks at the folder.
 
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
-        ...     checkpointer.save_checkpoint({"epoch": 3}, name="before-fine-tuning").path.name
+        ...     checkpointer.save_checkpoint({"epoch": 3}, name="before-fine-tuning").wait().path.name
         'CKPT+before-fine-tuning'
         """
-        return self._save(meta, end_of_epoch, name, verbosity, reason, self._criterion, snapshot)
+        return self._save(meta, end_of_epoch, name, verbosity, reason, self._criterion, snapshot).told
+
+    def wait(self) -> None:
+        """Returns when the last save is on the disk, complete, and what it let go is gone; at once when that is so.
+
+        Raises:
+            CheckpointError, OSError: It could not be written. Raised once; the saves after it are not affected.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     checkpoint = checkpointer.save_checkpoint()
+        ...     checkpointer.wait()
+        ...     (checkpoint.path / "manifest.json").exists()
+        True
+        """
+        try:
+            self._writer.wait()
+        finally:
+            self.troubled = self._writer.failed
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writer.busy
 
     def save_automatically(
         self,
@@ -356,6 +405,7 @@ class Checkpointer:
         reason: str,
         snapshot: tuple[str, int] | None = None,
         on_error: str = "raise",
+        going: Sequence[Checkpoint] = (),
     ) -> Checkpoint | None:
         """For the trainer: as `save_checkpoint`, and where asked for, a save that failed does not end the run.
 
@@ -366,37 +416,40 @@ class Checkpointer:
             snapshot: As for `save_checkpoint`.
             on_error: The run option `on_save_error`. "raise": the error comes through; "warn": it is logged as an
                 error, with how many saves in a row have failed and which checkpoint is the last good one.
+            going: Checkpoints that are let go once this one is on the disk.
 
         Returns:
-            The checkpoint; None when there is none and that was only logged.
+            The checkpoint; None when it is known already that there is none, and that was only logged.
 
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
-        ...     checkpointer.save_automatically({"loss": 0.5}, reason="epoch", on_error="warn").meta
+        ...     checkpointer.save_automatically({"loss": 0.5}, reason="epoch", on_error="warn").wait().meta
         {'loss': 0.5}
         """
         if on_error not in ("raise", "warn"):
             raise CheckpointError(f"on_error is {on_error!r}; it is 'raise' or 'warn'")
-        before = self._written
         try:
-            return self.save_checkpoint(meta, end_of_epoch, reason=reason, snapshot=snapshot)
+            save = self._save(
+                meta, end_of_epoch, None, logging.INFO, reason, self._criterion, snapshot, on_error, going
+            )
         except (OSError, CheckpointError) as error:
             if on_error == "raise":
                 raise
-            if self._written is not before:
-                saved = self._written
-                assert saved is not None
-                logger.error("%s was saved, but an older one could not be removed: %s", saved.path, error)
-                return saved
-            logger.error(
-                "NOT SAVED: %s. on_save_error is 'warn', so the run goes on. %s failed in a row (%d of this run in "
-                "all); if it ends now, %s",
-                error,
-                "1 save has" if self._failed_in_a_row == 1 else f"{self._failed_in_a_row} saves have",
-                self._failed_saves,
-                f"it goes on from {before.path}" if before else "nothing that it has saved is there",
-            )
+            self._say_not_saved(error)
             return None
+        return None if save.error is not None and not self.busy else save.told
+
+    def _say_not_saved(self, error: BaseException) -> None:
+        logger.error(
+            "NOT SAVED: %s. on_save_error is 'warn', so the run goes on. %s failed in a row (%d of this run in all); "
+            "if it ends now, %s",
+            error,
+            "1 save has" if self._failed_in_a_row == 1 else f"{self._failed_in_a_row} saves have",
+            self._failed_saves,
+            f"it goes on from {self._written.path}"
+            if self._written
+            else "nothing that it has saved is there",
+        )
 
     @property
     def failed_saves(self) -> int:
@@ -450,10 +503,22 @@ class Checkpointer:
         declared: tuple[str, str] | None = (
             ("min", lowest[0]) if lowest else ("max", highest[0]) if highest else None
         )
-        saved = self._save(meta, end_of_epoch, name, verbosity, "user", declared or self._criterion)
-        self._criterion = declared or self._criterion
-        scores = [*importance_keys, *([recency] if keep_recent else [])]
-        self._retain(num_to_keep, lowest, highest, scores, ckpt_predicate, verbosity)
+        trouble: list[Exception] = []
+
+        def going(coming: Checkpoint) -> list[Checkpoint]:
+            try:
+                scores = [*importance_keys, *([recency] if keep_recent else [])]
+                return self._doomed(num_to_keep, lowest, highest, scores, ckpt_predicate, coming)
+            except Exception as error:  # noqa: BLE001  # of a misspelt metric, or a function of the user's: after the save
+                trouble.append(error)
+                return []
+
+        criterion = declared or self._criterion
+        saved = self._save(meta, end_of_epoch, name, verbosity, "user", criterion, going=going).told
+        self._criterion = criterion
+        if trouble:
+            self.wait()
+            raise trouble[0]
         return saved
 
     def _save(
@@ -465,7 +530,10 @@ class Checkpointer:
         reason: str,
         criterion: tuple[str, str] | None,
         snapshot: tuple[str, int] | None = None,
-    ) -> Checkpoint:
+        on_error: str = "raise",
+        going: Sequence[Checkpoint] | Callable[[Checkpoint], list[Checkpoint]] = (),
+    ) -> Save:
+        """Everything that concerns live objects; then the writing, here or beside."""
         assert self._world.is_main, "only the main process writes checkpoints"
         if reason not in REASONS:
             raise CheckpointError(
@@ -479,72 +547,134 @@ class Checkpointer:
         self._settle()
 
         try:
-            checkpoint = self._commit(noted, end_of_epoch, name, reason, criterion, snapshot)
+            entries, beside = self._take_states()
+            counters = (
+                {key: int(value) for key, value in self._owner.counters().items()} if self._owner else {}
+            )
+            stem = self._stem(name, counters)
+            told = Checkpoint(
+                path=self.checkpoints_dir / (stem if name is not None else self._store.free_name(stem)),
+                meta=noted,
+                commit=self._store.next_commit(),
+                reason=reason,
+                name=name,
+                end_of_epoch=bool(self._owner.closes_epoch() if self._owner else end_of_epoch),
+                counters=counters,
+                time=manifest.now(),
+                criterion=criterion,
+                environment=self.environment(),
+                world_size=self._world.size,
+                snapshot_of=snapshot[0] if snapshot else None,
+                number=snapshot[1] if snapshot else 0,
+                writer=lambda: self._finish(save),
+            )
+            save = Save(told, entries, stem, on_error, verbosity if reason == "user" else logging.DEBUG)
+            save.going = list(going(told) if callable(going) else going)
+            try:
+                write_by_hooks(save, self._store, self.retry)
+            except BaseException:
+                if save.draft is not None:
+                    self._store.close_draft(save.draft)
+                raise
         except (OSError, CheckpointError):
-            self._failed_saves += 1
-            self._failed_in_a_row += 1
+            self._count_failure()
             raise
-        self._failed_in_a_row = 0
-        self._written = checkpoint
-        if name is not None:
-            self._written = checkpoint = self._replace_namesakes(checkpoint, f"CKPT+{name}")
-        logger.log(
-            verbosity if reason == "user" else logging.DEBUG, "saved the checkpoint %s", checkpoint.path
-        )
-        if reason in AUTOMATIC:
-            automatic = [c for c in self._store.known() if c.reason in AUTOMATIC]
-            newest_first = sorted(automatic, key=lambda c: c.commit, reverse=True)
-            for older in newest_first[AUTOMATIC_KEPT:]:
-                self._let_go(older)
-        self._keep_journal()
-        return checkpoint
+        self._writing = self._last = save
+        if beside:
+            self._writer.start(lambda pace: self._write(save, pace))
+        else:
+            self._write(save)
+        return save
 
-    def _commit(
-        self,
-        noted: dict[str, Any],
-        end_of_epoch: bool,
-        name: str | None,
-        reason: str,
-        criterion: tuple[str, str] | None,
-        snapshot: tuple[str, int] | None,
-    ) -> Checkpoint:
-        """One state, taken once; written and committed, and that again from the start where it failed for a moment."""
+    def _take_states(self) -> tuple[list[Entry], bool]:
+        """The states of all that takes part, and whether they are copies, which can be written beside training."""
         recoverables, names = self._gather()
-        states = [(r, None if r.saver else _state_of(r, names)) for r in recoverables]
-        counters = {key: int(value) for key, value in self._owner.counters().items()} if self._owner else {}
-        told = Checkpoint(
-            path=self.checkpoints_dir,
-            meta=noted,
-            commit=0,
-            reason=reason,
-            name=name,
-            end_of_epoch=bool(self._owner.closes_epoch() if self._owner else end_of_epoch),
-            counters=counters,
-            time=manifest.now(),
-            criterion=criterion,
-            environment=self.environment(),
-            world_size=self._world.size,
-            snapshot_of=snapshot[0] if snapshot else None,
-            number=snapshot[1] if snapshot else 0,
-        )
-        first = self._store.next_commit()
-
-        def attempt() -> Checkpoint:
-            with self._store.draft() as draft:
-                stems: set[str] = set()
-                saved = {r.name: _write(draft, r, state, _free_stem(r.name, stems)) for r, state in states}
-                return self._store.commit(
-                    draft, replace(told, path=draft.path, recoverables=saved), self._stem(name, counters)
+        entries = entries_of(recoverables)
+        taking = {each.recoverable.name: each for each in entries if each.recoverable.saver is None}
+        states = {name: _state_of(each.recoverable, names) for name, each in taking.items()}
+        if self.background:
+            try:
+                bare = {name for name, each in taking.items() if each.recoverable.kind.bare}
+                copied, odd = self._copies.take(states, bare)
+            except CheckpointError:  # it does not say where; `tidy` does, and raises again
+                pass
+            except (MemoryError, RuntimeError) as error:
+                if not isinstance(error, MemoryError) and "alloc" not in str(error).lower():
+                    raise
+                self._copies = Copies()
+                self._warn_once(
+                    f"there is no memory for a copy of the state ({error}): checkpoints are written while training "
+                    "waits. Checkpointer(..., background=False) or ckpt_async: false does that from the start"
                 )
+            else:
+                for name, each in taking.items():
+                    each.state, each.odd = copied[name], name in odd
+                return entries, True
+        for name, each in taking.items():
+            recoverable = each.recoverable
+            each.state, each.odd = tidy(states[name], recoverable.told, recoverable.kind.bare)
+        return entries, False
 
-        checkpoint = self.retry.run(attempt, f"saving a checkpoint to {self.checkpoints_dir}")
-        # A try that failed in its very last call, the sync of the folder, has left a checkpoint that may or may not
-        # survive a power cut. This one does.
-        if checkpoint.commit > first:
-            for uncertain in self._store.known():
-                if first <= uncertain.commit < checkpoint.commit:
-                    self._let_go(uncertain)
-        return checkpoint
+    def _write(self, save: Save, pace: Callable[[], None] = hurried) -> None:
+        """From copied states to the checkpoint on the disk, and what follows from its being there."""
+        try:
+            try:
+                self._copies.ready()
+                refuse = getattr(self._owner, "refuse", None)
+                if callable(refuse):
+                    refuse(
+                        {each.recoverable.name: (each.recoverable.obj, each.state) for each in save.entries}
+                    )
+                written = write_checkpoint(save, self._store, self.retry, pace)
+            except (OSError, CheckpointError):
+                self._count_failure()
+                raise
+            self._failed_in_a_row = 0
+            if save.told.name is not None:
+                written = self._replace_namesakes(written, save.stem)
+            save.told.fill(written)
+            self._written = save.told
+            logger.log(save.verbosity, "saved the checkpoint %s", written.path)
+            if written.reason in AUTOMATIC:
+                automatic = [c for c in self._store.known() if c.reason in AUTOMATIC]
+                save.going += sorted(automatic, key=lambda c: c.commit, reverse=True)[AUTOMATIC_KEPT:]
+            for older in save.going:
+                self._let_go(older)
+                logger.log(save.verbosity, "deleted the checkpoint %s", older.path)
+            self._keep_journal()
+        except (OSError, CheckpointError) as error:
+            save.error = error
+            if save.on_error == "raise":
+                if pace is not hurried:
+                    logger.error(
+                        "%s. The next save, or what else looks at the checkpoints, raises this error", error
+                    )
+                raise
+            if self._written is save.told:
+                logger.error("%s was saved, but an older one could not be removed: %s", save.told.path, error)
+                save.error = None
+            else:
+                self._say_not_saved(error)
+        except BaseException as error:
+            save.error = error
+            raise
+        finally:
+            self.troubled = save.error is not None and save.on_error == "raise"
+            if save.draft is not None and self._written is not save.told:
+                self._store.close_draft(save.draft)
+            save.entries = []  # the copies stay, the live objects need not
+            self._writing = None
+
+    def _finish(self, save: Save) -> None:
+        """For one checkpoint's `wait`."""
+        if self._last is save:
+            self.wait()
+        if save.error is not None:
+            raise save.error
+
+    def _count_failure(self) -> None:
+        self._failed_saves += 1
+        self._failed_in_a_row += 1
 
     def _keep_journal(self, anew: bool = False) -> None:
         try:
@@ -624,8 +754,9 @@ class Checkpointer:
 
     @property
     def written(self) -> Checkpoint | None:
-        """The checkpoint that this object wrote last; it may have been deleted since."""
-        return self._written
+        """The checkpoint that this object wrote last, or is writing; it may have been deleted since."""
+        writing = self._writing
+        return self._written if writing is None else writing.told
 
     def find_checkpoint(
         self,
@@ -787,7 +918,14 @@ class Checkpointer:
         """
         _check_num_to_keep(num_to_keep)
         lowest, highest = _names(min_keys, "min_keys"), _names(max_keys, "max_keys")
-        self._retain(num_to_keep, lowest, highest, list(importance_keys), ckpt_predicate, verbosity)
+        assert self._world.is_main, "only the main process deletes checkpoints"
+        self.list_checkpoints()
+        going = self._doomed(num_to_keep, lowest, highest, list(importance_keys), ckpt_predicate)
+        for checkpoint in going:
+            self._let_go(checkpoint)
+            logger.log(verbosity, "deleted the checkpoint %s", checkpoint.path)
+        if going:
+            self._keep_journal()
 
     def delete(self, checkpoint: Checkpoint) -> None:
         """Lets go of this very one, whoever made it; one that is gone already is no error.
@@ -803,21 +941,24 @@ class Checkpointer:
         self._let_go(checkpoint)
         self._keep_journal()
 
-    def _retain(
+    def _doomed(
         self,
         num_to_keep: int,
         min_keys: Sequence[str],
         max_keys: Sequence[str],
         importance: Sequence[Score[Checkpoint]],
         predicate: Predicate | None,
-        verbosity: int,
-    ) -> None:
-        assert self._world.is_main, "only the main process deletes checkpoints"
+        coming: Checkpoint | None = None,
+    ) -> list[Checkpoint]:
+        """The user's checkpoints that no rule keeps, as soon as `coming` is one of them."""
+        there = [c for c in self._store.known() if coming is None or c.name is None or c.name != coming.name]
         candidates = [
-            c for c in self.list_checkpoints() if c.reason == "user" and (predicate is None or predicate(c))
+            c
+            for c in [*([coming] if coming is not None else []), *there]
+            if c.reason == "user" and (predicate is None or predicate(c))
         ]
         if not candidates:
-            return
+            return []
         for key in (*min_keys, *max_keys):
             require_metric(key, candidates)
         scores: list[Score[Checkpoint]] = [
@@ -825,10 +966,7 @@ class Checkpointer:
             *(by_metric(key, "min") for key in min_keys),
             *(by_metric(key, "max") for key in max_keys),
         ]
-        for checkpoint in doomed(candidates, scores or [recency], num_to_keep):
-            self._let_go(checkpoint)
-            logger.log(verbosity, "deleted the checkpoint %s", checkpoint.path)
-        self._keep_journal()
+        return doomed(candidates, scores or [recency], num_to_keep)
 
     # ----------------------------------------------------------------------------------------------------- loading
 
@@ -918,8 +1056,10 @@ class Checkpointer:
         self._device_has_no_effect(device)
         self._settle()
         try:
-            if not isinstance(checkpoint, Checkpoint):
-                if not os.path.isdir(checkpoint):
+            if isinstance(checkpoint, Checkpoint):
+                settled(checkpoint.path)
+            else:
+                if not os.path.isdir(settled(checkpoint)):
                     raise CheckpointError(
                         f"{os.fspath(checkpoint)!r} is no checkpoint's folder; there are: "
                         + quoted(c.path.name for c in self._store.listed())
@@ -993,60 +1133,11 @@ def _method(obj: object, name: str) -> Callable[..., Any] | None:
 
 
 def _state_of(recoverable: Recoverable, names: ParameterNames) -> Any:
-    """The state of an object, refused here if the safe loader would refuse it later."""
+    """The state of an object, which may share memory with it."""
     try:
-        state = recoverable.kind.state(recoverable.obj, names)
+        return recoverable.kind.state(recoverable.obj, names)
     except Exception as error:
         raise CheckpointError(f"{recoverable.told} failed to give its state: {error!r}") from error
-    return tidy(state, recoverable.told)
-
-
-def _free_stem(name: str, taken: set[str]) -> str:
-    """A file name that differs from the others also where the file system does not tell "Model" from "model"."""
-    stem, number = name, 1
-    while stem.casefold() in taken or stem.casefold() == "manifest":
-        number += 1
-        stem = f"{name}-{number}"
-    taken.add(stem.casefold())
-    return stem
-
-
-def _write(draft: Draft, recoverable: Recoverable, state: Any, stem: str) -> Saved:
-    """Writes one object into the draft."""
-    try:
-        if recoverable.saver is not None:
-            return _write_by_hook(draft, recoverable, recoverable.saver, f"{stem}.ckpt")
-        text = as_json(state)
-        name = f"{stem}.pt" if text is None else f"{stem}.json"
-        with draft.file(name) as file:
-            if text is None:
-                write_torch(state, file)
-            else:
-                file.write(text)
-        if text is None:
-            refuse_unsafe(draft.path / name, recoverable.told)
-    except OSError as error:
-        # The class follows from the number, so a full disk stays recognizable; the words say which object it was.
-        raise OSError(
-            error.errno, f"{recoverable.told} could not be written: {error.strerror or error}", error.filename
-        ) from error
-    return Saved(recoverable.kind.name, name, (name,), class_name(recoverable.obj))
-
-
-def _write_by_hook(draft: Draft, recoverable: Recoverable, saver: SaveHook, name: str) -> Saved:
-    try:
-        saver(recoverable.obj, draft.path / name)
-    except (OSError, CheckpointError):
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{recoverable.told} failed in its save hook: {error!r}") from error
-    files = draft.adopt()
-    if not files:
-        raise CheckpointError(
-            f"{recoverable.told}: its save hook wrote nothing to the path it was given; write a file there, or a "
-            "folder with files"
-        )
-    return Saved("hook", name, tuple(files), class_name(recoverable.obj))
 
 
 def _read(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from brainlib.checkpoint import manifest
+from brainlib.checkpoint.beside import settled
 from brainlib.checkpoint.errors import CheckpointError
 from brainlib.checkpoint.manifest import MANIFEST, Checkpoint
 
@@ -179,7 +180,7 @@ def read_records(folder: str | os.PathLike[str]) -> list[Record]:
     >>> read_records("/nowhere/yet")
     []
     """
-    home = Path(folder)
+    home = settled(folder)
     records, without_line = from_journal(home)
     for name in without_line:
         try:

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -103,12 +104,16 @@ class Checkpoint:
         world_size: The number of processes of that run.
         snapshot_of: The name of the `Snapshot` that made it and alone may let it go; None for all others.
         number: Which one of that `Snapshot` it is, from 1, those counted that were not written; else 0.
+        writer: For the Checkpointer: what `wait` asks.
+
+    A save returns it at once and writes in the background: until `wait` returns, its folder may not be there yet, and
+    `files` is empty.
 
     >>> import tempfile
     >>> from brainlib.checkpoint import Checkpointer
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
-    ...     checkpoint = checkpointer.save_checkpoint(meta={"loss": 0.5})
+    ...     checkpoint = checkpointer.save_checkpoint(meta={"loss": 0.5}).wait()
     >>> checkpoint.path.name, checkpoint.meta, checkpoint.commit, checkpoint.reason
     ('commit-00000001', {'loss': 0.5}, 1, 'user')
     """
@@ -128,10 +133,32 @@ class Checkpoint:
     world_size: int = 1
     snapshot_of: str | None = None
     number: int = 0
+    writer: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+
+    def wait(self) -> Checkpoint:
+        """Returns the checkpoint itself when all of it is on the disk; at once for one that was found there.
+
+        Raises:
+            CheckpointError, OSError: It could not be written; what the message says holds for this very one.
+        """
+        if self.writer is not None:
+            self.writer()
+        return self
+
+    def fill(self, written: Checkpoint) -> None:
+        """For the Checkpointer: takes over what is known only once it is written."""
+        for name in ("path", "commit"):  # the ones that were foretold, unless another process came in between
+            object.__setattr__(self, name, getattr(written, name))
+        self.files.update(written.files)
+        self.recoverables.update(written.recoverables)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "writer": None}
 
     @property
     def paramfiles(self) -> dict[str, Path]:
-        """The file of each object, by the object's name (SpeechBrain's word)."""
+        """The file of each object, by the object's name (SpeechBrain's word); waits for them to be written."""
+        self.wait()
         return {name: self.path / saved.path for name, saved in self.recoverables.items()}
 
     def saved(self, name: str) -> Saved:
@@ -140,6 +167,7 @@ class Checkpoint:
         Raises:
             CheckpointError: It is not in this checkpoint; the message lists what is.
         """
+        self.wait()
         if name not in self.recoverables:
             raise CheckpointError(
                 f"{self.path} holds nothing named {name!r}; it holds {quoted(self.recoverables)}."

@@ -24,6 +24,12 @@ class CheckpointOptions(OptionGroup):
     ckpt_interval_steps: int = option(
         0, "Save inside an epoch every so many optimizer updates; 0: never.", minimum=0
     )
+    ckpt_async: bool = option(
+        True,
+        "Write checkpoints in the background, from a copy of the state in memory. false: training waits for each, and "
+        "that memory is not needed.",
+        ours=True,
+    )
     num_snapshots: int | None = option(
         None,
         "Keep the checkpoints of the last so many epochs, as the extension Snapshot does; -1: of all, 0: of none. "

@@ -7,16 +7,17 @@ is applied, and how the live object is put back when a later one fails. It never
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from brainlib.checkpoint.hooks import hooks_of
-from brainlib.checkpoint.states import clone
+from brainlib.checkpoint.hooks import LoadHook, SaveHook, hooks_of
+from brainlib.checkpoint.states import Own, clone
 from brainlib.common.errors import quoted
 
-__all__ = ["Kind", "ParameterNames", "bare_module", "class_name", "covered", "kind_of"]
+__all__ = ["Kind", "ParameterNames", "Recoverable", "bare_module", "class_name", "covered", "kind_of"]
 
 LISTED = 8  # names in an error before it says "and n more"
 
@@ -63,6 +64,7 @@ class Kind:
 
     name = "object"
     optional = False  # whether a checkpoint without it is fine
+    bare = False  # whether a torch.nn.Parameter in a state stands for its numbers alone
 
     def state(self, obj: Any, names: ParameterNames) -> Any:
         """What is saved. Changes nothing in the object; may share tensors with it."""
@@ -85,6 +87,27 @@ class Kind:
         obj.load_state_dict(snapshot)
 
 
+@dataclass(frozen=True)
+class Recoverable:
+    """An object under its name, and how it is saved and loaded.
+
+    >>> Recoverable("steps", [3], Kind(), None, None, False).told
+    "recoverable 'steps' (builtins.list)"
+    """
+
+    name: str
+    obj: Any
+    kind: Kind
+    saver: SaveHook | None
+    loader: LoadHook | None
+    optional: bool
+
+    @property
+    def told(self) -> str:
+        """How messages name it."""
+        return f"recoverable {self.name!r} ({class_name(self.obj)})"
+
+
 class ModuleKind(Kind):
     """A ``torch.nn.Module``: names and shapes are compared before a weight is touched.
 
@@ -93,9 +116,15 @@ class ModuleKind(Kind):
     """
 
     name = "module"
+    bare = True
 
     def state(self, obj: torch.nn.Module, names: ParameterNames) -> Any:
-        return bare_module(obj).state_dict()
+        module = bare_module(obj)
+        if type(module).state_dict is not torch.nn.Module.state_dict:
+            return module.state_dict()
+        return module.state_dict(
+            keep_vars=True
+        )  # the same objects each time are known again by the next copy
 
     def problems(self, obj: torch.nn.Module, state: Any, names: ParameterNames) -> list[str]:
         module = bare_module(obj)
@@ -143,12 +172,14 @@ class OptimizerKind(Kind):
         parameters = list(_parameters(obj))
         return {
             **state,
-            "brainlib": {
-                "class": class_name(obj),
-                "names": [list(_names_of(p, n, names)) for p, n in parameters],
-                "shapes": [list(p.shape) for p, _ in parameters],
-                "dtypes": [p.dtype for p, _ in parameters],
-            },
+            "brainlib": Own(
+                {
+                    "class": class_name(obj),
+                    "names": [list(_names_of(p, n, names)) for p, n in parameters],
+                    "shapes": [list(p.shape) for p, _ in parameters],
+                    "dtypes": [p.dtype for p, _ in parameters],
+                }
+            ),
         }
 
     def problems(self, obj: torch.optim.Optimizer, state: Any, names: ParameterNames) -> list[str]:

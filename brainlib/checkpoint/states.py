@@ -12,8 +12,10 @@ import json
 import math
 import pickle
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,19 @@ import torch
 
 from brainlib.checkpoint.archives import check_archive
 from brainlib.checkpoint.errors import CheckpointError
+from brainlib.common.background import hurried
 from brainlib.common.files import SummedFile
 
-__all__ = ["as_json", "clone", "read_state", "refuse_unsafe", "tidy", "write_torch"]
+__all__ = [
+    "Own",
+    "as_json",
+    "clone",
+    "read_state",
+    "refuse_unreadable",
+    "refuse_unsafe",
+    "tidy",
+    "write_torch",
+]
 
 # Exactly these types; a subclass may carry anything. (Seen to pass the safe loader of torch 2.14.)
 SAFE_LEAVES = frozenset(
@@ -41,43 +53,57 @@ HINTS = {
 }
 
 
-def tidy(state: Any, where: str) -> Any:
+class Own(dict[str, Any]):
+    """A part of a state that we have made ourselves, of names and numbers that nobody changes: nothing to check.
+
+    >>> tidy({"names": Own(first=["weight"])}, "recoverable 'optimizer'")
+    ({'names': {'first': ['weight']}}, False)
+    """
+
+
+def tidy(state: Any, where: str, bare: bool = False) -> tuple[Any, bool]:
     """The state with ``numpy.float64`` as `float`: the same bits, and schedules leave them in a learning rate.
 
     Args:
         state: What `state_dict()` returned; it is left alone.
         where: How an error names the object, such as ``recoverable 'optimizer' (torch.optim.adam.Adam)``.
+        bare: Whether a ``torch.nn.Parameter`` in it stands for its numbers alone.
 
     Returns:
-        The same object where nothing had to change.
+        The same object where nothing had to change; and whether there is something in it that is not plainly safe to
+        read back, though a trial says that it is.
 
     Raises:
         CheckpointError: Something in the state could not be read back; the message names its place and class.
 
     >>> import numpy
     >>> tidy({"lr": numpy.float64(0.5)}, "recoverable 'schedule'")
-    {'lr': 0.5}
+    ({'lr': 0.5}, False)
     >>> tidy({"seen": [range(3)]}, "recoverable 'schedule'")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     brainlib.checkpoint.errors.CheckpointError: recoverable 'schedule': state['seen'][0] is a builtins.range, ...
     """
-    return _tidy(state, where, "state", set())
+    odd: list[Any] = []
+    return _tidy(state, where, "state", set(), odd, bare), bool(odd)
 
 
-def _tidy(value: Any, where: str, place: str, above: set[int]) -> Any:
+def _tidy(value: Any, where: str, place: str, above: set[int], odd: list[Any], bare: bool) -> Any:
     kind = type(value)
     if kind in SAFE_LEAVES:
         return value
     if kind in PLAIN_TENSORS:
         # Attributes that somebody set on a tensor are pickled with it.
         if value.layout is not torch.strided or value.is_quantized or getattr(value, "__dict__", None):
-            _try_alone(value, where, place)
-        return value
-    if kind is np.float64:
-        return float(value)
+            refuse_unreadable(value, f"{where}: {place}")
+            odd.append(value)
+        return value.detach() if bare and kind is torch.nn.Parameter else value
+    if kind is Own:
+        return dict(value)
     if kind not in SAFE_HOLDERS:
-        _try_alone(value, where, place)
-        return value
+        readable = refuse_unreadable(value, f"{where}: {place}")
+        if readable is value:
+            odd.append(value)
+        return readable
     if id(value) in above:
         raise CheckpointError(
             f"{where}: {place} contains itself; a state is a tree of numbers, strings and tensors"
@@ -87,23 +113,39 @@ def _tidy(value: Any, where: str, place: str, above: set[int]) -> Any:
     if isinstance(value, dict):
         for key, item in value.items():
             if type(key) not in SAFE_LEAVES:
-                _tidy(key, where, f"the key {key!r} of {place}", above)
-            new = _tidy(item, where, f"{place}[{key!r}]", above)
+                _tidy(key, where, f"the key {key!r} of {place}", above, odd, bare)
+            new = _tidy(item, where, f"{place}[{key!r}]", above, odd, bare)
             if new is not item:
                 if tidied is value:
                     tidied = copy.copy(value)  # keeps the class and, on an OrderedDict, the attributes
                 tidied[key] = new
     else:
         items = list(value)
-        new_items = [_tidy(item, where, f"{place}[{i}]", above) for i, item in enumerate(items)]
+        new_items = [_tidy(item, where, f"{place}[{i}]", above, odd, bare) for i, item in enumerate(items)]
         if any(new is not item for new, item in zip(new_items, items, strict=True)):
             tidied = kind(new_items)
     above.discard(id(value))
     return tidied
 
 
-def _try_alone(value: Any, where: str, place: str) -> None:
-    """A type that is not known to be safe is saved and read back by itself."""
+def refuse_unreadable(value: Any, place: str = "something") -> Any:
+    """A value of a type that is not known to be safe is saved and read back by itself.
+
+    Args:
+        value: Of any type.
+        place: How an error names it, such as ``recoverable 'schedule': state['seen']``.
+
+    Returns:
+        The value; a ``numpy.float64`` as `float`.
+
+    Raises:
+        CheckpointError: The safe loader would not read it back.
+
+    >>> refuse_unreadable(np.float64(0.5))
+    0.5
+    """
+    if type(value) is np.float64:
+        return float(value)
     buffer = BytesIO()
     try:
         torch.save(value, buffer)
@@ -121,12 +163,13 @@ def _try_alone(value: Any, where: str, place: str) -> None:
         kind = type(value)
         hint = HINTS.get(kind.__module__.partition(".")[0])
         raise CheckpointError(
-            f"{where}: {place} is a {kind.__module__}.{kind.__qualname__}, which the safe loader "
+            f"{place} is a {kind.__module__}.{kind.__qualname__}, which the safe loader "
             "(torch.load(weights_only=True)) would not read back, so it is not saved. Let state_dict() return numbers, "
             "strings, lists, dicts and tensors"
             + (f" ({hint})" if hint else "")
             + ", or give the object its own hooks with custom_save_hook and custom_load_hook"
         ) from error
+    return value
 
 
 def as_json(state: Any) -> bytes | None:
@@ -155,8 +198,13 @@ def _json_exact(value: Any) -> bool:
     )
 
 
-def write_torch(state: Any, file: SummedFile) -> None:
+def write_torch(state: Any, file: SummedFile, pace: Callable[[], None] = hurried) -> None:
     """Writes the state with ``torch.save``, every byte through our own file.
+
+    Args:
+        state: What `tidy` returned, or a copy of it.
+        file: Takes the bytes.
+        pace: Is called between objects: pickling many small tensors is all Python, see `background.Pace`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +213,18 @@ def write_torch(state: Any, file: SummedFile) -> None:
     ...     read_state(file.path)
     {'weight': tensor([1., 1.])}
     """
-    torch.save(state, file)  # type: ignore[arg-type]  # needs no more of a file than write and flush
+    if pace is hurried:
+        torch.save(state, file)  # type: ignore[arg-type]  # needs no more of a file than write and flush
+        return
+
+    class Pickler(pickle.Pickler):
+        """Pauses between two objects."""
+
+        def reducer_override(self, obj: object) -> Any:
+            pace()
+            return NotImplemented
+
+    torch.save(state, file, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))  # type: ignore[arg-type]
 
 
 def refuse_unsafe(path: Path, where: str) -> None:

@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from brainlib.checkpoint import manifest
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.journal import RECORDS, seal_of, to_lines
 from brainlib.checkpoint.manifest import MANIFEST, Checkpoint, FileSum
+from brainlib.common.background import hurried
 from brainlib.common.files import DISK, Disk, SummedFile, make_folder, remove_tree, sha256_of
 from brainlib.common.logs import logger
 
@@ -88,15 +89,23 @@ class Draft:
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
         self.files: dict[str, FileSum] = {}
-        self.committed = False
+        self.committed: Path | None = None  # where it is a checkpoint now
+        self._adopted: set[str] = set()
         self._disk = disk
 
     @contextmanager
-    def file(self, name: str) -> Iterator[SummedFile]:
-        """A new file of the draft, to be written front to back; synced when left."""
-        with SummedFile(self.path / name, self._disk) as file:
+    def file(self, name: str, pace: Callable[[], None] = hurried) -> Iterator[SummedFile]:
+        """A new file of the draft, to be written front to back; synced when left. `pace`: see `SummedFile`."""
+        with SummedFile(self.path / name, self._disk, pace=pace) as file:
             yield file
         self.files[name] = FileSum(file.size, file.sha256)
+
+    def begin_again(self) -> None:
+        """Removes what a try has written that failed; what somebody else wrote, and cannot write again, stays."""
+        for entry in list(os.scandir(self.path)):
+            if not any(name.split("/")[0] == entry.name for name in self._adopted):
+                remove_tree(entry.path, self._disk)
+        self.files = {name: told for name, told in self.files.items() if name in self._adopted}
 
     def adopt(self) -> list[str]:
         """Takes in the files that somebody else wrote into the folder since, syncs them, and returns their names.
@@ -128,6 +137,7 @@ class Draft:
                     new.append(name)
             if folder != self.path:
                 self._disk.fsync_dir(folder)
+        self._adopted.update(new)
         return new
 
 
@@ -293,18 +303,27 @@ class Store:
     @contextmanager
     def draft(self) -> Iterator[Draft]:
         """A temporary folder to write a checkpoint into; removed when left without a commit."""
-        make_folder(self.folder, self._disk)
-        path = self.folder / f"{WRITING}{_process_mark()}"
-        self._disk.make_folder(path)
-        draft = Draft(path, self._disk)
+        draft = self.open_draft()
         try:
             yield draft
         finally:
-            if not draft.committed:
-                try:
-                    remove_tree(path, self._disk)
-                except OSError as error:  # what stopped the draft is the error to tell; a later run sweeps
-                    logger.warning("the unfinished checkpoint %s could not be removed (%s)", path, error)
+            self.close_draft(draft)
+
+    def open_draft(self) -> Draft:
+        """A temporary folder to write a checkpoint into; for one that outlives the function which opens it."""
+        make_folder(self.folder, self._disk)
+        path = self.folder / f"{WRITING}{_process_mark()}"
+        self._disk.make_folder(path)
+        return Draft(path, self._disk)
+
+    def close_draft(self, draft: Draft) -> None:
+        """Removes it unless it was committed."""
+        if draft.committed is not None:
+            return
+        try:
+            remove_tree(draft.path, self._disk)
+        except OSError as error:  # what stopped the draft is the error to tell; a later run sweeps
+            logger.warning("the unfinished checkpoint %s could not be removed (%s)", draft.path, error)
 
     def commit(self, draft: Draft, checkpoint: Checkpoint, stem: str) -> Checkpoint:
         """Makes a draft a checkpoint: from the return on it survives a power cut, until then there is nothing of it.
@@ -325,13 +344,34 @@ class Store:
             1  # before the rename: interrupted in between, a number is left out, never used twice
         )
         final = self._rename_to_free(draft.path, stem)
-        draft.committed = True
+        draft.committed = final
         checkpoint = checkpoint.at(final)
         self._known[final.name] = seal_of(stat), checkpoint
         if self._unwritten is not None:
             self._unwritten.append(final.name)
         self._disk.fsync_dir(self.folder)
         return checkpoint
+
+    def begin_again(self, draft: Draft) -> None:
+        """Makes a draft what it was before a try that failed; what somebody else wrote, and cannot write again, stays.
+
+        A try that failed in its very last call, the sync of the folder, has left a checkpoint that may or may not
+        survive a power cut: it is made a draft again.
+        """
+        if draft.committed is not None:
+            self._unwritten = None
+            self._disk.rename(draft.committed, draft.path)
+            self._known.pop(draft.committed.name, None)
+            draft.committed = None
+        draft.begin_again()
+
+    def free_name(self, stem: str) -> str:
+        """The name that a commit under `stem` gets if nothing else comes in between."""
+        number, name = 1, stem
+        while os.path.lexists(self.folder / name):
+            number += 1
+            name = f"{stem}-{number}"
+        return name
 
     def next_commit(self) -> int:
         """The number that the next commit will have."""
@@ -340,12 +380,8 @@ class Store:
         return self._last_commit + 1
 
     def _rename_to_free(self, source: Path, stem: str) -> Path:
-        number = 1
         while True:
-            target = self.folder / (stem if number == 1 else f"{stem}-{number}")
-            number += 1
-            if os.path.lexists(target):
-                continue
+            target = self.folder / self.free_name(stem)
             try:
                 self._disk.rename(source, target)
             except OSError:

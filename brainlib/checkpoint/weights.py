@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from brainlib.checkpoint import manifest
+from brainlib.checkpoint.beside import settled
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.manifest import MANIFEST, Checkpoint
 from brainlib.checkpoint.states import read_state
@@ -39,7 +40,7 @@ def load_weights(path: str | os.PathLike[str], name: str = "model") -> dict[str,
     ...     model.load_state_dict(load_weights(folder, "model"))
     <All keys matched successfully>
     """
-    folder = Path(os.path.abspath(os.fspath(path)))
+    folder = settled(path)
     if not folder.exists():
         raise FileNotFoundError(
             f"{folder} does not exist; give a checkpoint's folder or a folder of checkpoints"

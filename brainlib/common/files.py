@@ -9,7 +9,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from brainlib.common.background import hurried
 
 __all__ = [
     "DISK",
@@ -25,6 +31,7 @@ __all__ = [
 CHUNK_BYTES = (
     1 << 20
 )  # what is read at once when a file is summed: large enough to be quick, small enough to be nothing
+BESIDE_BYTES = 1 << 18  # a piece of this size or more is summed in a thread beside the one that writes it
 
 
 class Disk:
@@ -103,7 +110,9 @@ class SummedFile:
         path: Where the file is created; nothing may be there.
         disk: What it writes through.
         synced: Whether its bytes have to be on the disk when it is left; not needed for what can be made anew.
+        pace: Is called between small pieces, of which there may be many thousands, see `background.Pace`.
 
+    Large pieces are summed while they are written, each before `write` returns: afterwards the memory is the caller's.
     It has the `write` and `flush` that ``torch.save`` needs. Leave it as a context manager: the file is then synced.
     The first failure of a write is the one that leaves the block, whatever was made of it on the way: ``torch.save``
     turns a full disk, and a Ctrl-C as well, into a RuntimeError about positions.
@@ -116,9 +125,13 @@ class SummedFile:
     (5, '2cf24dba')
     """
 
-    def __init__(self, path: Path, disk: Disk = DISK, *, synced: bool = True) -> None:
+    def __init__(
+        self, path: Path, disk: Disk = DISK, *, synced: bool = True, pace: Callable[[], None] = hurried
+    ) -> None:
         self.path = path
         self.synced = synced
+        self._pace = pace
+        self._beside: _Summing | None = None
         self.size = 0  # bytes
         self._disk = disk
         self._sum = hashlib.sha256()
@@ -138,6 +151,7 @@ class SummedFile:
         piece = memoryview(data).cast("B")
         if len(self._held) + len(piece) <= CHUNK_BYTES:
             self._held += piece
+            self._pace()
         else:
             self.flush()
             self._write(piece)
@@ -151,18 +165,30 @@ class SummedFile:
 
     def _write(self, rest: memoryview) -> None:
         try:
-            self._sum.update(rest)
-            while rest:
-                written = self._disk.write(self._fd, rest)
-                if written <= 0:  # never seen on a regular file; better an error than an endless loop
-                    raise OSError(errno.EIO, "the system wrote nothing and gave no reason")
-                rest = rest[written:]
+            if len(rest) < BESIDE_BYTES:
+                self._sum.update(rest)
+                self._put(rest)
+                return
+            if self._beside is None:
+                self._beside = _Summing(self._sum)
+            self._beside.start(rest)
+            try:
+                self._put(rest)
+            finally:
+                self._beside.wait()
         except OSError as error:
             self._failure = _with_path(error, self.path)
             raise self._failure from error
         except BaseException as error:
             self._failure = error
             raise
+
+    def _put(self, rest: memoryview) -> None:
+        while rest:
+            written = self._disk.write(self._fd, rest)
+            if written <= 0:  # never seen on a regular file; better an error than an endless loop
+                raise OSError(errno.EIO, "the system wrote nothing and gave no reason")
+            rest = rest[written:]
 
     def __enter__(self) -> SummedFile:
         return self
@@ -179,7 +205,49 @@ class SummedFile:
                 except OSError as error:
                     raise _with_path(error, self.path) from error
         finally:
+            if self._beside is not None:
+                self._beside.close()
             self._disk.close(self._fd)
+
+
+class _Summing:
+    """Adds pieces to a sum in a thread of its own; at once where no thread can be had, as while the program ends."""
+
+    def __init__(self, total: Any) -> None:
+        self._total = total
+        self._given: SimpleQueue[memoryview | None] = SimpleQueue()
+        self._done: SimpleQueue[None] = SimpleQueue()
+        self._open = 0
+        self._thread: Thread | None = Thread(target=self._run, name="brainlib-sum", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+
+    def _run(self) -> None:
+        while (piece := self._given.get()) is not None:
+            self._total.update(piece)
+            del piece
+            self._done.put(None)
+
+    def start(self, piece: memoryview) -> None:
+        if self._thread is None:
+            self._total.update(piece)
+            return
+        self._open += 1
+        self._given.put(piece)
+
+    def wait(self) -> None:
+        """Returns when all pieces are in the sum; their memory is not looked at any more."""
+        while self._open:
+            self._done.get()
+            self._open -= 1
+
+    def close(self) -> None:
+        self.wait()
+        if self._thread is not None:
+            self._given.put(None)
+            self._thread.join()
 
 
 def _with_path(error: OSError, path: Path) -> OSError:

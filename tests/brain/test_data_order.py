@@ -109,7 +109,7 @@ def test_a_cut_goes_on_with_the_batches_that_are_left(
             {"model": small().modules.model},
             torch.optim.SGD,
             hparams={} if seed is None else {"seed": seed},
-            run_opts={"noprogressbar": True, "device": "cpu", "ckpt_interval_steps": 1},
+            run_opts={"noprogressbar": True, "device": "cpu", "ckpt_interval_steps": 1, "ckpt_async": False},
             checkpointer=bl.Checkpointer(tmp_path),
         )
         made.stop_at = stop_at
@@ -132,7 +132,7 @@ def test_a_cut_goes_on_with_the_batches_that_are_left(
 
 def test_a_loader_of_ones_own_is_shuffled_and_resumed_too(tmp_path: Path) -> None:
     def brain(stop_at: tuple[int, int] | None) -> Any:
-        made = small(Listing, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+        made = small(Listing, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1, ckpt_async=False)
         made.stop_at = stop_at
         return made
 
@@ -156,7 +156,7 @@ def test_a_drawn_seed_is_said_and_kept(caplog: pytest.LogCaptureFixture) -> None
 
 def test_another_size_of_batch_in_mid_epoch_is_an_error(tmp_path: Path) -> None:
     """Positions are counted in batches: skipping so many of another size would skip the wrong items."""
-    first = small(Listing, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+    first = small(Listing, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1, ckpt_async=False)
     first.stop_at = (0, 3)
     with pytest.raises(KeyError, match="cut"):
         first.fit(range(2), Rows(18), train_loader_kwargs=SHUFFLED)

@@ -44,7 +44,7 @@ def trained(num_workers: int, stop_at: int | None = None, folder: Path | None = 
     random.seed(0)
     np.random.seed(0)
     checkpointer = None if folder is None else bl.Checkpointer(folder)
-    brain = small(Keeping, checkpointer=checkpointer, ckpt_interval_steps=1)
+    brain = small(Keeping, checkpointer=checkpointer, ckpt_interval_steps=1, ckpt_async=False)
     brain.stop_at = stop_at
     kwargs = {"shuffle": True, "batch_size": 2, "num_workers": num_workers}
     if stop_at is None:

@@ -50,13 +50,13 @@ def test_every_so_many_updates(tmp_path: Path) -> None:
         def on_fit_batch_start(self, batch: Batch, should_step: bool) -> None:
             seen.append(len(list(tmp_path.glob("step-*"))))
 
-    brain = small(Brain, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=2)
+    brain = small(Brain, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=2, ckpt_async=False)
     brain.fit(range(1), batches(1, 1, 1, 1, 1))
     assert seen == [0, 0, 1, 1, 2]
 
 
 def test_timed_saves_carry_no_metric_and_are_never_best(tmp_path: Path) -> None:
-    brain = small(checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+    brain = small(checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1, ckpt_async=False)
     with pytest.raises(KeyError):
         brain.fit(range(1), stumbling(batches(4, 4, 4)))
     checkpointer = bl.Checkpointer(tmp_path)
@@ -83,7 +83,10 @@ def test_without_interval_nothing_is_written_inside_an_epoch(tmp_path: Path) -> 
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:
-    saving, not_saving = small(checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1), small()
+    saving, not_saving = (
+        small(checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1, ckpt_async=False),
+        small(),
+    )
     state = torch.get_rng_state()
     for brain in (saving, not_saving):
         brain.fit(range(2), batches(4, 3), batches(2))
@@ -125,7 +128,13 @@ def test_a_trainable_parameter_that_no_checkpoint_holds_is_named_once(
         ) -> torch.Tensor:
             return super().compute_objectives(predictions + lost, batch, stage)
 
-    brain = small(Losing, opt_class=None, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+    brain = small(
+        Losing,
+        opt_class=None,
+        checkpointer=bl.Checkpointer(tmp_path),
+        ckpt_interval_steps=1,
+        ckpt_async=False,
+    )
     brain.fit(range(2), batches(4, 4))
     assert len(warnings_in(caplog, "parameter")) == 1
 

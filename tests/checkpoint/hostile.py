@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from brainlib.checkpoint import Checkpointer, load_weights
+from brainlib.checkpoint import load_weights
 from brainlib.checkpoint.manifest import LARGEST_MANIFEST
+from tests.checkpoint.small import Foreground as Checkpointer
 
 MEGABYTE = 1 << 20
 CANARY = "ran"  # what the payloads would make

@@ -164,12 +164,19 @@ class DyingDisk(RecordingDisk):
 ONCE = Retry(())  # no second try
 
 
+class Foreground(Checkpointer):
+    """Writes here and now: for tests that look into the folder themselves."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"background": False, **kwargs})
+
+
 def checkpointer_on(
     disk: Disk, folder: Path, recoverables: dict[str, Any], retry: Retry = ONCE, **kwargs: Any
 ) -> Checkpointer:
-    """A checkpointer all of whose writes go to `disk`; it gives up at once unless told otherwise."""
+    """A checkpointer all of whose writes go to `disk`, here and now; it gives up at once unless told otherwise."""
 
-    class OnDisk(Checkpointer):
+    class OnDisk(Foreground):
         pass
 
     OnDisk.disk = disk

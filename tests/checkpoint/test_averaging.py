@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from brainlib.checkpoint import Checkpoint, Checkpointer, CheckpointError, average_checkpoints, load_weights
+from brainlib.checkpoint import Checkpoint, CheckpointError, average_checkpoints, load_weights
 from brainlib.checkpoint.averaging import average_state_dicts
 from tests.checkpoint.small import Counter, Trainer, fill, linear, value_of
+from tests.checkpoint.small import Foreground as Checkpointer
 
 
 def saved(folder: Path, model: nn.Module, values: tuple[float, ...]) -> list[Checkpoint]:

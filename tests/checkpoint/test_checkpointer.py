@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from brainlib.checkpoint import Checkpoint, Checkpointer, CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint import Checkpoint, CheckpointError, DamagedCheckpointError
 from tests.checkpoint.small import Counter, Trainer, fill, linear, value_of
+from tests.checkpoint.small import Foreground as Checkpointer
 
 
 def metas(checkpointer: Checkpointer, key: str = "loss") -> list[object]:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from brainlib.checkpoint import Checkpointer
 from tests.checkpoint.small import (
     Crash,
     DyingDisk,
@@ -25,6 +24,7 @@ from tests.checkpoint.small import (
     pretend_dead,
     value_of,
 )
+from tests.checkpoint.small import Foreground as Checkpointer
 
 SAVES = {
     "save": lambda c, n: c.save_checkpoint({"n": n}),

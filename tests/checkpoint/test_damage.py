@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from brainlib.checkpoint import Checkpointer, CheckpointError, DamagedCheckpointError, load_weights
+from brainlib.checkpoint import CheckpointError, DamagedCheckpointError, load_weights
 from tests.checkpoint.small import Counter, fill, linear, value_of
+from tests.checkpoint.small import Foreground as Checkpointer
 
 
 def two(folder: Path) -> tuple[Checkpointer, nn.Linear, Path, Path]:

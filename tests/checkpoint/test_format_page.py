@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from brainlib.checkpoint import Checkpointer
 from brainlib.checkpoint.manifest import REASONS, VERSION, Checkpoint, to_bytes
+from tests.checkpoint.small import Foreground as Checkpointer
 from tests.checkpoint.small import linear
 
 PAGE = (Path(__file__).parents[2] / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")

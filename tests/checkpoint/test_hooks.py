@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from brainlib.checkpoint import (
-    Checkpointer,
     CheckpointError,
     mark_as_loader,
     mark_as_saver,
@@ -19,6 +18,7 @@ from brainlib.checkpoint import (
 )
 from brainlib.checkpoint.hooks import hooks_of
 from tests.checkpoint.small import Counter, fill, linear, value_of
+from tests.checkpoint.small import Foreground as Checkpointer
 
 
 @register_checkpoint_hooks

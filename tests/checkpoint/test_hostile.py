@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from brainlib.checkpoint import Checkpointer
 from brainlib.checkpoint.journal import RECORDS, read_records
 from tests.checkpoint.hostile import CANARY
+from tests.checkpoint.small import Foreground as Checkpointer
 from tests.checkpoint.small import linear
 
 ROOT = Path(__file__).parents[2]

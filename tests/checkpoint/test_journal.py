@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from brainlib.checkpoint import Checkpointer, manifest
+from brainlib.checkpoint import manifest
 from brainlib.checkpoint.journal import Record, from_journal, read_records
+from tests.checkpoint.small import Foreground as Checkpointer
 from tests.checkpoint.small import RecordingDisk, Trainer, checkpointer_on, linear
 
 

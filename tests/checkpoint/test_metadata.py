@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from brainlib.checkpoint import Checkpointer, CheckpointError
+from brainlib.checkpoint import CheckpointError
 from brainlib.checkpoint.metadata import plain
+from tests.checkpoint.small import Foreground as Checkpointer
 from tests.checkpoint.small import linear
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from brainlib.checkpoint import Checkpointer, CheckpointError
+from brainlib.checkpoint import CheckpointError
 from tests.checkpoint.small import Counter, Trainer, fill, linear, value_of
+from tests.checkpoint.small import Foreground as Checkpointer
 
 
 def attached(folder: Path, trainer: Trainer, **registered: object) -> Checkpointer:

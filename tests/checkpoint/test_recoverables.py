@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from brainlib.checkpoint import Checkpoint, Checkpointer, CheckpointError
+from brainlib.checkpoint import Checkpoint, CheckpointError
 from brainlib.checkpoint.recoverables import covered, kind_of
 from tests.checkpoint.small import Counter, fill, linear, value_of
+from tests.checkpoint.small import Foreground as Checkpointer
 
 
 def save(folder: Path, **objects: Any) -> Checkpoint:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from brainlib.checkpoint import Checkpointer, CheckpointError
+from brainlib.checkpoint import CheckpointError
 from brainlib.checkpoint.states import as_json, clone, read_state, tidy
+from tests.checkpoint.small import Foreground as Checkpointer
 
 
 class Holder:
@@ -190,7 +191,7 @@ def test_tidy_keeps_what_is_attached_to_a_state_dict() -> None:
     """torch notes the version of each module there, and reads old checkpoints by it."""
     state = torch.nn.BatchNorm1d(2).state_dict()
     state["lr"] = np.float64(0.1)
-    assert tidy(state, "x")._metadata == state._metadata  # type: ignore[attr-defined]
+    assert tidy(state, "x")[0]._metadata == state._metadata  # type: ignore[attr-defined]
     assert clone(state)._metadata == state._metadata  # type: ignore[attr-defined]
 
 

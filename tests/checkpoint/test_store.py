@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from brainlib.checkpoint import Checkpoint, Checkpointer, CheckpointError, manifest
+from brainlib.checkpoint import Checkpoint, CheckpointError, manifest
 from brainlib.checkpoint.store import Store, check_name
+from tests.checkpoint.small import Foreground as Checkpointer
 from tests.checkpoint.small import RecordingDisk, checkpointer_on, linear, pretend_dead
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from brainlib.checkpoint import Checkpointer
 from brainlib.cli import main
 from tests.checkpoint.small import Counter, Trainer, fill, linear
+from tests.checkpoint.small import Foreground as Checkpointer
 
 if sys.version_info >= (3, 11):
     import tomllib

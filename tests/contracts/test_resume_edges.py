@@ -41,7 +41,7 @@ def assert_exact(
     """Cut there and started again, it ends like the run that was not cut."""
     reference = make(cls, **{k: v for k, v in run_opts.items() if k != "ckpt_interval_steps"})
     script(reference)
-    run_opts = {"ckpt_interval_steps": 2, **run_opts}
+    run_opts = {"ckpt_interval_steps": 2, "ckpt_async": False, **run_opts}
     end = cut_and_resumed(cls, folder, lambda brain: cut_before(brain, *cut), script, **run_opts)
     assert end == ending(reference)
 
@@ -266,12 +266,12 @@ DRAWS: dict[str, Callable[[OwnGenerators], float]] = {
 @pytest.mark.parametrize("draws", DRAWS)
 def test_generators_of_ones_own_go_on(draws: str, number: int, tmp_path: Path) -> None:
     cls = type("Own", (OwnGenerators,), {"draws": DRAWS[draws]})
-    assert_exact(cls, tmp_path, ("compute_forward", TRAIN, number), ckpt_interval_steps=1)
+    assert_exact(cls, tmp_path, ("compute_forward", TRAIN, number), ckpt_interval_steps=1, ckpt_async=False)
 
 
 def test_the_second_normal_number_of_a_pair(tmp_path: Path) -> None:
     cls = type("Own", (OwnGenerators,), {"draws": lambda brain: float(brain.old.normal())})
-    assert_exact(cls, tmp_path, ("compute_forward", TRAIN, 8), ckpt_interval_steps=1)
+    assert_exact(cls, tmp_path, ("compute_forward", TRAIN, 8), ckpt_interval_steps=1, ckpt_async=False)
 
 
 # -------------------------------------------------------------------------------- what changes at the start of an epoch
@@ -600,7 +600,14 @@ def test_sets_that_draw(name: str, factor: int, tmp_path: Path) -> None:
     def script(brain: Plain) -> None:
         brain.fit(range(3), SETS[name](), VALID)
 
-    assert_exact(Telling, tmp_path, script=script, grad_accumulation_factor=factor, ckpt_interval_steps=1)
+    assert_exact(
+        Telling,
+        tmp_path,
+        script=script,
+        grad_accumulation_factor=factor,
+        ckpt_interval_steps=1,
+        ckpt_async=False,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- the disk
@@ -608,7 +615,7 @@ def test_two_automatic_checkpoints_are_kept_and_the_older_one_serves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A damaged newest one costs an interval, not the run."""
-    first = make(Telling, bl.Checkpointer(tmp_path), ckpt_interval_steps=2)
+    first = make(Telling, bl.Checkpointer(tmp_path), ckpt_interval_steps=2, ckpt_async=False)
     cut_before(first, *MID_EPOCH)
     with pytest.raises(Cut):
         three_epochs(first)

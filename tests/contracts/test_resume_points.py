@@ -60,7 +60,7 @@ def cut_and_resumed(
     **run_opts: Any,
 ) -> dict[str, Any]:
     """The ending of a run that was cut and started again; the trace is that of both lives."""
-    run_opts = {"ckpt_interval_steps": 1, **run_opts}
+    run_opts = {"ckpt_interval_steps": 1, "ckpt_async": False, **run_opts}
     first = make(cls, bl.Checkpointer(folder), **run_opts)
     cut(first)
     with pytest.raises(Cut):
@@ -132,6 +132,7 @@ def test_cut_twice(tmp_path: Path) -> None:
             bl.Checkpointer(tmp_path),
             global_seed=seed,
             ckpt_interval_steps=1,
+            ckpt_async=False,
             grad_accumulation_factor=3,
         )
         cut_before(brain, "compute_forward", bl.Stage.TRAIN, number)
@@ -192,7 +193,7 @@ def test_with_an_epoch_counter_among_the_recoverables(number: int, tmp_path: Pat
     def life(seed: int, cut: bool) -> tuple[Plain, bl.EpochCounter]:
         counter, checkpointer = bl.EpochCounter(2), bl.Checkpointer(tmp_path)
         checkpointer.add_recoverable("counter", counter)
-        brain = make(Plain, checkpointer, global_seed=seed, ckpt_interval_steps=1)
+        brain = make(Plain, checkpointer, global_seed=seed, ckpt_interval_steps=1, ckpt_async=False)
         if cut:
             cut_before(brain, "compute_forward", bl.Stage.TRAIN, number)
             with pytest.raises(Cut):
@@ -273,7 +274,7 @@ def test_extra_state_of_the_brain_is_restored(tmp_path: Path) -> None:
         def set_extra_state(self, state: dict[str, int]) -> None:
             self.num_seen = state["num_seen"]
 
-    first = make(Counting, bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+    first = make(Counting, bl.Checkpointer(tmp_path), ckpt_interval_steps=1, ckpt_async=False)
     cut_before(first, "compute_forward", bl.Stage.TRAIN, 4)
     with pytest.raises(Cut):
         two_fits(first)
@@ -290,7 +291,13 @@ def both_lives(
 ) -> dict[str, Any]:
     """As `cut_and_resumed`, without an interval: the only checkpoints are those that `cls` and closed epochs write."""
     return cut_and_resumed(
-        cls, folder, lambda b: cut_before(b, *cut), script, ckpt_interval_steps=0, **run_opts
+        cls,
+        folder,
+        lambda b: cut_before(b, *cut),
+        script,
+        ckpt_interval_steps=0,
+        ckpt_async=False,
+        **run_opts,
     )
 
 
@@ -423,7 +430,7 @@ def test_each_fit_has_its_own_counter_and_gets_its_own_state_back(tmp_path: Path
 
 
 def test_resume_says_so_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = make(Plain, bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+    first = make(Plain, bl.Checkpointer(tmp_path), ckpt_interval_steps=1, ckpt_async=False)
     cut_before(first, "compute_forward", bl.Stage.TRAIN, 4)
     with caplog.at_level("INFO", logger="brainlib"), pytest.raises(Cut):
         two_fits(first)

@@ -63,12 +63,16 @@ def number_of(found: dict[str, Any]) -> int:
 
 
 def checkpointer(
-    folder: Path, found: dict[str, Any], disk: Disk | None = None, retry: Retry = ONCE
+    folder: Path,
+    found: dict[str, Any],
+    disk: Disk | None = None,
+    retry: Retry = ONCE,
+    background: bool = False,
 ) -> Checkpointer:
     hooks: dict[str, Any] = {}
     if "folder" in found:
         hooks = {"custom_save_hooks": {"folder": save_folder}, "custom_load_hooks": {"folder": load_folder}}
-    return checkpointer_on(disk or ToldDisk(), folder, found, retry, **hooks)
+    return checkpointer_on(disk or ToldDisk(), folder, found, retry, background=background, **hooks)
 
 
 @dataclass(frozen=True)
@@ -108,10 +112,12 @@ class Scenario:
             (left / "half.pt").write_text("half")
             (left.parent / "model.pt").write_text("half")
 
-    def run(self, folder: Path, disk: Disk, retry: Retry = ONCE) -> None:
-        """What something fails in."""
+    def run(self, folder: Path, disk: Disk, retry: Retry = ONCE, background: bool = False) -> None:
+        """What something fails in, on this thread or on the one that writes."""
         n = self.before + 1
-        self.act(checkpointer(folder, self.objects(n), disk, retry), n)
+        acting = checkpointer(folder, self.objects(n), disk, retry, background)
+        self.act(acting, n)
+        acting.wait()
 
 
 def plainly(c: Checkpointer, n: int) -> object:

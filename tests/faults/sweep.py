@@ -52,6 +52,7 @@ class Fault:
     call: str
     file: str
     kind: str
+    background: bool = False  # whether the thread that writes beside makes the call
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,11 @@ def all_faults(folders: Folders) -> list[Fault]:
             call.name,
             "journal" if call.path in journal(folders.calls(name)) else call.path.suffix,
             kind,
+            background,
         )
+        for background in (False, True)
         for name in SCENARIOS
+        if SCENARIOS[name].commits or not background
         for at, call in enumerate(folders.calls(name))
         for kind, calls in FAULTS.items()
         if call.name in calls
@@ -139,7 +143,7 @@ def run_killed(scenario: Scenario, folder: Path, fault: Fault) -> str:
     child = os.fork()
     if child == 0:
         try:
-            scenario.run(folder, FaultyDisk(fault.at, fault.kind))
+            scenario.run(folder, FaultyDisk(fault.at, fault.kind), background=fault.background)
         finally:
             os._exit(17)
     _, status = os.waitpid(child, 0)
@@ -152,7 +156,7 @@ def run_failing(scenario: Scenario, folder: Path, fault: Fault) -> OSError | Non
     """Runs it here, and returns the error that it ended with."""
     again = Retry((0.0,), sleep=lambda seconds: None) if fault.kind == "error for a moment" else ONCE
     try:
-        scenario.run(folder, FaultyDisk(fault.at, fault.kind), again)
+        scenario.run(folder, FaultyDisk(fault.at, fault.kind), again, fault.background)
     except OSError as error:
         return error
     return None
@@ -238,6 +242,11 @@ def says_the_same(before: bytes, after: bytes) -> bool:
         return False
 
 
+def row_of(fault: Fault) -> str:
+    """Of the table."""
+    return f"{fault.scenario}{', beside' if fault.background else ''}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", type=int, help="so many, drawn at random")
@@ -255,16 +264,16 @@ def main() -> int:
         table: collections.Counter[tuple[str, str]] = collections.Counter()
         for each in todo:
             if isinstance(each, Fault):
-                table[each.scenario, each.kind] += 1
+                table[row_of(each), each.kind] += 1
                 wrong = try_fault(folders, each)
             else:
                 table["damage", each.kind] += 1
                 wrong = try_damage(folders, each)
             lost += [f"{each}: {one}" for one in wrong]
-    for scenario in [*SCENARIOS, "damage"]:
+    for scenario in dict.fromkeys(row for row, _ in table):
         kinds = {kind: count for (row, kind), count in table.items() if row == scenario}
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        print(f"{scenario:30}{sum(kinds.values()):5}   {told}")
+        print(f"{scenario:38}{sum(kinds.values()):5}   {told}")
     print(*lost, sep="\n")
     print(
         f"{len(todo)} faults in {time.perf_counter() - start:.0f} s: "

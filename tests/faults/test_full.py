@@ -77,7 +77,7 @@ def test_a_file_system_that_is_full(tmp_path: Path) -> None:
     def work() -> None:
         mount_small(tmp_path)
         checkpointer = Checkpointer(tmp_path / "save", small_and_large(1.0, 100_000))
-        checkpointer.save_checkpoint({"n": 1})
+        checkpointer.save_checkpoint({"n": 1}).wait()
         (tmp_path / "of somebody else").write_bytes(bytes(1_400_000))
         try:
             checkpointer_on(Disk(), tmp_path / "save", small_and_large(2.0, 100_000)).save_checkpoint(
@@ -93,7 +93,7 @@ def test_a_file_system_that_is_full(tmp_path: Path) -> None:
         found = Checkpointer(tmp_path / "save", again).recover_if_possible()
         assert found is not None and found.meta == {"n": 1}
         (tmp_path / "of somebody else").unlink()
-        Checkpointer(tmp_path / "save", small_and_large(2.0, 100_000)).save_checkpoint({"n": 2})
+        Checkpointer(tmp_path / "save", small_and_large(2.0, 100_000)).save_checkpoint({"n": 2}).wait()
         found = Checkpointer(tmp_path / "save", again).recover_if_possible()
         assert found is not None and found.meta == {"n": 2}
 
@@ -108,10 +108,10 @@ def test_a_file_that_may_not_grow_further(tmp_path: Path) -> None:
 
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        Checkpointer(tmp_path, small_and_large(1.0, 10_000)).save_checkpoint({"n": 1})
+        Checkpointer(tmp_path, small_and_large(1.0, 10_000)).save_checkpoint({"n": 1}).wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
         try:
-            Checkpointer(tmp_path, small_and_large(2.0, 1_000_000)).save_checkpoint({"n": 2})
+            Checkpointer(tmp_path, small_and_large(2.0, 1_000_000)).save_checkpoint({"n": 2}).wait()
         except OSError as error:
             assert error.errno == errno.EFBIG, error
             assert "recoverable 'vast'" in str(error), error

@@ -16,7 +16,7 @@ from brainlib.common.files import Disk
 from tests.checkpoint.small import Counter as Numbered
 from tests.checkpoint.small import RecordingDisk, checkpointer_on
 from tests.faults import scenarios, sweep
-from tests.faults.disks import FAULTS, Call, WatchedDisk
+from tests.faults.disks import FAULTS, Call, ToldDisk, WatchedDisk
 from tests.faults.scenarios import SCENARIOS, Scenario, judge, look
 from tests.faults.sweep import Fault, Folders, all_damages, all_faults, try_damage, try_fault
 
@@ -37,8 +37,8 @@ def test_a_part_of_the_sweep(folders: Folders) -> None:
     rng = random.Random(7)
     faults = all_faults(folders)
     rng.shuffle(faults)
-    one_of_each = list({(fault.kind, fault.call): fault for fault in faults}.values())
-    some = [*one_of_each, *rng.sample(faults, 130 - len(one_of_each))]
+    one_of_each = list({(fault.kind, fault.call, fault.background): fault for fault in faults}.values())
+    some = [*one_of_each, *rng.sample(faults, 180 - len(one_of_each))]
     assert [(fault, wrong) for fault in some if (wrong := try_fault(folders, fault))] == []
 
 
@@ -55,20 +55,30 @@ def test_the_sweep_is_complete(folders: Folders) -> None:
     assert len(places) == 200
     assert {file for file, _ in places} >= {"manifest.json", "model.pt", "counter.json"}
     for name in ("save", "rotate, keep 1", "prune to 1"):
-        got = {(fault.at, fault.kind) for fault in faults if fault.scenario == name}
-        calls = folders.calls(name)
-        assert got == {
-            (at, kind)
-            for at, call in enumerate(calls)
-            for kind, at_calls in FAULTS.items()
-            if call.name in at_calls
-        }
+        for background in (False, True) if SCENARIOS[name].commits else (False,):
+            got = {(f.at, f.kind) for f in faults if f.scenario == name and f.background == background}
+            calls = folders.calls(name)
+            assert got == {
+                (at, kind)
+                for at, call in enumerate(calls)
+                for kind, at_calls in FAULTS.items()
+                if call.name in at_calls
+            }
     swept = {fault.call for fault in faults}
     assert swept == {name for name in vars(Disk) if not name.startswith("_")}, "all methods of a Disk"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_an_intact_one_is_there_at_every_instant(name: str, folders: Folders) -> None:
+def test_the_thread_beside_makes_the_same_calls(name: str, folders: Folders) -> None:
+    """So the faults of the sweep fall on the same calls in both."""
+    disk = ToldDisk()
+    SCENARIOS[name].run(folders.copy(name), disk, background=True)
+    assert [call.name for call in disk.calls] == [call.name for call in folders.calls(name)]
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_an_intact_one_is_there_at_every_instant(name: str, background: bool, folders: Folders) -> None:
     """Looked at before and after each call by a reader of our own; also when only one is kept."""
     folder = folders.copy(name)
     scenario = SCENARIOS[name]
@@ -79,7 +89,7 @@ def test_an_intact_one_is_there_at_every_instant(name: str, folders: Folders) ->
         assert not damaged, call
         seen.append(set(intact))
 
-    scenario.run(folder, WatchedDisk(watch))
+    scenario.run(folder, WatchedDisk(watch), background=background)
     had_one = [bool(each) for each in seen]
     assert had_one == sorted(had_one), "once there is one, there always is"
     assert had_one[0] is (scenario.before > 0)

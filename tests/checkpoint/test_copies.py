@@ -1,0 +1,147 @@
+"""Copies of states: the same numbers and classes, the memory of before, ties kept, nothing shared with what is live."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from brainlib.checkpoint import CheckpointError
+from brainlib.checkpoint.copies import Copies
+
+WHOLE = torch.arange(12.0)
+
+
+def conv() -> torch.Tensor:
+    return torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3.0),
+        torch.arange(6).reshape(2, 3).t(),
+        WHOLE[3:7],
+        WHOLE.view(3, 4)[:, 1],
+        conv(),
+        torch.ones(3).expand(2, 3),
+        torch.as_strided(torch.arange(4.0), (2, 2), (1, 1)),
+        torch.empty(0),
+        torch.empty(0, 5, dtype=torch.int8),
+        torch.tensor([True, False]),
+        torch.randn(3, dtype=torch.bfloat16),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(4, dtype=torch.complex64)[1:].conj(),
+        torch.eye(3).to_sparse(),
+        torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        torch.ones(2, requires_grad=True),
+    ],
+)
+def test_every_form_of_tensor(tensor: torch.Tensor) -> None:
+    copies = Copies()
+    for _ in range(3):  # met first, and known
+        taken = copies.take({"a": {"t": tensor}})[0]["a"]["t"]
+        assert taken.dtype == tensor.dtype and taken.shape == tensor.shape and not taken.requires_grad
+        if tensor.layout is torch.strided and not tensor.is_quantized:
+            assert torch.equal(taken.resolve_conj(), tensor.detach().resolve_conj())
+            assert taken.numel() == 0 or taken.data_ptr() != tensor.data_ptr()
+        else:
+            assert str(taken) == str(tensor)
+
+
+def test_a_copy_is_of_one_moment_and_the_next_one_takes_its_memory() -> None:
+    weight, copies = torch.ones(1000), Copies()
+    first = copies.take({"a": {"w": weight}})[0]["a"]["w"]
+    address = first.data_ptr()
+    weight.fill_(2.0)
+    assert first.eq(1.0).all()
+    second = copies.take({"a": {"w": weight}})[0]["a"]["w"]
+    assert second.eq(2.0).all() and second.data_ptr() == address
+
+
+def test_what_shares_memory_shares_it_in_the_copy() -> None:
+    base = torch.arange(10.0)
+    states = {"a": {"whole": base, "part": base[2:5]}, "b": {"again": base, "matrix": base.view(2, 5)}}
+    for order in (1, -1):
+        taken, _ = Copies().take(dict(list(states.items())[::order]))
+        taken["a"]["whole"][3] = -1.0
+        assert (
+            taken["a"]["part"][1] == -1.0
+            and taken["b"]["again"][3] == -1.0
+            and taken["b"]["matrix"][0, 3] == -1.0
+        )
+
+
+def test_containers_keep_their_classes_and_what_is_attached() -> None:
+    state = nn.BatchNorm1d(2).state_dict()
+    taken = Copies().take({"m": state})[0]["m"]
+    assert type(taken) is OrderedDict and taken._metadata == state._metadata  # type: ignore[attr-defined]
+    mixed: dict[Any, Any] = {"l": [1, (2, torch.ones(1)), {3}], 4: bytearray(b"x"), (1, 2): None}
+    again = Copies().take({"m": mixed})[0]["m"]
+    assert str(again) == str(mixed)
+    mixed["l"].append(5)
+    mixed[4][0] = 0
+    assert again["l"][-1] == {3} and again[4] == bytearray(b"x")
+
+
+def test_a_parameter_stays_one_unless_only_its_numbers_count() -> None:
+    param = nn.Parameter(torch.ones(2), requires_grad=False)
+    copies = Copies()
+    taken, _ = copies.take({"user": {"p": param}, "module": {"p": param}}, bare={"module"})
+    assert type(taken["user"]["p"]) is nn.Parameter and not taken["user"]["p"].requires_grad
+    assert type(taken["module"]["p"]) is torch.Tensor
+
+
+def test_a_tensor_whose_memory_was_exchanged_is_copied_anew() -> None:
+    param, copies = nn.Parameter(torch.ones(4)), Copies()
+    copies.take({"a": {"p": param}})
+    param.data = torch.full((4,), 7.0)
+    assert copies.take({"a": {"p": param}})[0]["a"]["p"].eq(7.0).all()
+    param.data = torch.full((2, 3), 8.0)
+    assert copies.take({"a": {"p": param}})[0]["a"]["p"].shape == (2, 3)
+
+
+def test_tied_after_they_were_not() -> None:
+    one, two, copies = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3)), Copies()
+    copies.take({"a": {"one": one, "two": two}})
+    two.data = one.data
+    taken = copies.take({"a": {"one": one, "two": two}})[0]["a"]
+    assert taken["one"].data_ptr() == taken["two"].data_ptr() and taken["two"].eq(1.0).all()
+
+
+def test_memory_is_held_once() -> None:
+    """A state that is made anew each time does not leave copy after copy behind, nor the live one."""
+    copies = Copies()
+    for number in range(5):
+        copies.take({"a": {"big": torch.full((1000,), float(number))}})
+    gc.collect()
+    held = [o for o in gc.get_objects() if type(o) is torch.Tensor and o.shape == (1000,)]
+    assert len(held) <= 1
+
+
+def test_what_cannot_be_read_back_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    for state in ({"x": range(3)}, {"x": loop}, {object(): 1}):
+        with pytest.raises(CheckpointError):
+            Copies().take({"a": state})
+
+
+def test_what_passes_a_trial_is_said_to_be_odd() -> None:
+    class Own(torch.Tensor):
+        pass
+
+    _, odd = Copies().take({"plain": {"x": torch.ones(1)}, "odd": {"x": torch.eye(2).to_sparse()}})
+    assert odd == {"odd"}
+
+
+def test_a_failed_copy_leaves_nothing_to_the_next() -> None:
+    copies, weight = Copies(), torch.ones(3)
+    with pytest.raises(CheckpointError):
+        copies.take({"a": {"w": weight, "bad": range(3)}})
+    weight.fill_(2.0)
+    assert copies.take({"a": {"w": weight}})[0]["a"]["w"].eq(2.0).all()

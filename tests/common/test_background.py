@@ -1,0 +1,75 @@
+"""Work beside: one at a time, its error where it is waited for, pauses until somebody waits."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from brainlib.common.background import Background, Pace
+
+
+def test_it_runs_beside_and_wait_returns_when_it_is_done() -> None:
+    go_on, seen = threading.Event(), []
+    background = Background("test")
+    background.start(lambda pace: (go_on.wait(30), seen.append(threading.current_thread().name)))
+    assert background.busy and not seen
+    go_on.set()
+    background.wait()
+    assert seen == ["test"] and not background.busy
+
+
+def test_an_error_is_raised_once_and_the_next_work_runs() -> None:
+    def fails(pace: object) -> None:
+        raise ValueError("no")
+
+    background = Background("test")
+    background.start(fails)
+    background.join()
+    assert background.failed, "to join is not to take the error"
+    with pytest.raises(ValueError, match="no"):
+        background.wait()
+    background.wait()
+    assert not background.failed
+    background.start(lambda pace: None)
+    background.wait()
+
+
+def test_the_work_does_not_wait_for_itself() -> None:
+    background = Background("test")
+    background.start(lambda pace: background.wait())
+    background.wait()
+
+
+def test_it_pauses_until_somebody_waits() -> None:
+    hurry, pauses = threading.Event(), []
+
+    class Told(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return hurry.wait(timeout)
+
+    pace = Pace(Told())
+    for _ in range(20):
+        pace()
+    assert pauses == [], "no pause without work before it"
+    time.sleep(Pace.SLICE * 2)
+    pace()
+    assert pauses == [Pace.PAUSE]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_wait_for_its_parents_work() -> None:
+    go_on = threading.Event()
+    background = Background("test")
+    background.start(lambda pace: go_on.wait(30))
+    child = os.fork()
+    if child == 0:
+        background.wait()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    background.wait()
+    assert status == 0

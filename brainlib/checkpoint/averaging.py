@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +12,25 @@ from typing import Any
 import torch
 
 from brainlib.checkpoint.beside import settled
-from brainlib.checkpoint.errors import CheckpointError
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.manifest import Checkpoint
 from brainlib.checkpoint.weights import load_weights
 from brainlib.common.errors import quoted
+from brainlib.common.files import sha256_of, write_atomic
 from brainlib.common.logs import logger
+from brainlib.common.plain import from_json, to_json
 
-__all__ = ["average_checkpoints", "average_state_dicts"]
+__all__ = [
+    "average_checkpoints",
+    "average_state_dicts",
+    "check_average",
+    "record_of_average",
+    "write_average",
+]
+
+FORMAT = "brainlib-average"
+VERSION = 1
+LARGEST_RECORD = 1 << 26  # bytes; real ones are a few kilobytes
 
 
 def average_checkpoints(
@@ -94,30 +109,134 @@ def average_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"the state dicts do not have the same names; these are not in all: {quoted(differing)}"
             )
     averaged: dict[str, Any] = {}
-    same_storage: dict[
+    done: dict[
         tuple[Any, ...], torch.Tensor
-    ] = {}  # tied weights, by where they lie in the first state dict
+    ] = {}  # what is tied, by where it lies in every one of the state dicts
     for key, value in first.items():
         if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
             averaged[key] = value
             continue
-        shapes = {tuple(state[key].shape) for state in states}
-        if len(shapes) > 1:
-            raise CheckpointError(
-                f"{key!r} does not have the same shape in all: {', '.join(map(str, sorted(shapes)))}"
-            )
-        place = (
-            value.untyped_storage().data_ptr(),
-            value.storage_offset(),
-            value.shape,
-            value.stride(),
-            value.dtype,
-        )
-        if value.numel() == 0 or place not in same_storage:
+        tensors = [state[key] for state in states]
+        kinds = {
+            f"{tuple(t.shape)}" if isinstance(t, torch.Tensor) else f"a {type(t).__name__}" for t in tensors
+        }
+        if len(kinds) > 1:
+            raise CheckpointError(f"{key!r} does not have the same shape in all: {', '.join(sorted(kinds))}")
+        places = tuple(map(_place, tensors))
+        if value.numel() == 0 or places not in done:
             wide = torch.complex128 if value.is_complex() else torch.float64
             total = torch.zeros_like(value, dtype=wide, device="cpu")
-            for state in states:
-                total += state[key].detach().to("cpu", wide)
-            same_storage[place] = (total / len(states)).to(value.dtype)
-        averaged[key] = same_storage[place]
+            for tensor in tensors:
+                total += tensor.detach().to("cpu", wide)
+            done[places] = (total / len(states)).to(value.dtype)
+        averaged[key] = done[places]
     return averaged
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor's numbers lie: two names of one weight have the same place."""
+    start = tensor.untyped_storage().data_ptr()
+    return start, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+# --------------------------------------------------------------------------------------- an average that is a file
+
+
+def write_average(
+    checkpoints: Sequence[Checkpoint],
+    name: str,
+    output: str | os.PathLike[str],
+    *,
+    order: tuple[str, str] | None = None,
+) -> dict[str, Any]:
+    """Writes the average of one object's weights as a file, and beside it ``<file>.json``, which tells what it is.
+
+    The file is a state dict, for ``torch.load(..., weights_only=True)`` and for the run option ``init_from``.
+
+    Args:
+        checkpoints: What `find_checkpoints` returned.
+        name: The object's name in them.
+        output: A new file, such as ``average.pt``.
+        order: ("min" or "max", metric) where these are the best by one, for the record.
+
+    Returns:
+        The record: the file's sum, and of each parent its path (from where the record lies), its commit number, its
+        metadata, and the sums of the files that were averaged.
+
+    Raises:
+        CheckpointError: As for `average_checkpoints`; or something is there already.
+
+    >>> import tempfile
+    >>> from brainlib.checkpoint import Checkpointer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpointer = Checkpointer(folder + "/save", {"model": torch.nn.Linear(2, 1)})
+    ...     parents = [checkpointer.save_checkpoint(), checkpointer.save_checkpoint()]
+    ...     record = write_average(parents, "model", folder + "/average.pt")
+    ...     [parent["path"] for parent in record["parents"]]
+    ['save/commit-00000001', 'save/commit-00000002']
+    """
+    path = Path(os.path.abspath(os.fspath(output)))
+    for place in (path, _record_path(path)):
+        # A record of ours without its weights was left by a process that was killed between the two.
+        if place.exists() and (place == path or record_of_average(path) is None):
+            raise CheckpointError(f"{place} exists already; give the name of a new file, or remove it")
+    state = average_checkpoints(checkpoints, name)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    data = buffer.getvalue()
+    home = os.path.realpath(path.parent)
+    record = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": name,
+        "order": list(order) if order else None,
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "parents": [
+            {
+                "path": Path(os.path.relpath(os.path.realpath(parent.path), home)).as_posix(),
+                "commit": parent.commit,
+                "meta": parent.meta,
+                "sums": {file: parent.files[file].sha256 for file in parent.saved(name).files},
+            }
+            for parent in checkpoints
+        ],
+    }
+    write_atomic(
+        _record_path(path), to_json(record, indent=1) + "\n"
+    )  # first: weights always have their record
+    write_atomic(path, data)
+    return record
+
+
+def record_of_average(path: Path) -> dict[str, Any] | None:
+    """What `write_average` noted beside a file; None where there is nothing, or somebody else's.
+
+    >>> record_of_average(Path("/nowhere/average.pt")) is None
+    True
+    """
+    try:
+        with open(_record_path(path), "rb") as file:
+            record = from_json(file.read(LARGEST_RECORD))
+    except (OSError, ValueError, RecursionError):
+        return None
+    ours = isinstance(record, dict) and record.get("format") == FORMAT and record.get("version") == VERSION
+    return record if ours and isinstance(record.get("name"), str) else None
+
+
+def check_average(path: Path, record: Mapping[str, Any]) -> None:
+    """Raises when a file is not the one that its record was written for.
+
+    Raises:
+        DamagedCheckpointError: It has another size or sum.
+    """
+    if path.stat().st_size != record.get("size"):
+        raise DamagedCheckpointError(
+            f"it has {path.stat().st_size} bytes and was written with {record.get('size')}"
+        )
+    if sha256_of(path) != record.get("sha256"):
+        raise DamagedCheckpointError("it is not what was written (its sum differs)")
+
+
+def _record_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")

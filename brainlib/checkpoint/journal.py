@@ -41,6 +41,7 @@ class Record:
         epoch: The number of closed epochs of the fit; None without a trainer.
         reason: Why it was made, one of `manifest.REASONS`.
         name: The name it was saved under; None for an unnamed one.
+        size: The bytes of its files together, without the manifest.
         metrics: The numbers in its metadata.
 
     >>> import tempfile, torch
@@ -59,6 +60,7 @@ class Record:
     epoch: int | None
     reason: str
     name: str | None
+    size: int
     metrics: dict[str, float] = field(compare=False)
 
 
@@ -72,6 +74,7 @@ def record_of(checkpoint: Checkpoint) -> Record:
         epoch=checkpoint.counters.get("epoch"),
         reason=checkpoint.reason,
         name=checkpoint.name,
+        size=sum(file.size for file in checkpoint.files.values()),
         metrics={key: value for key, value in checkpoint.meta.items() if _is_number(value)},
     )
 
@@ -96,6 +99,7 @@ def to_line(checkpoint: Checkpoint, seal: Seal) -> bytes:
                 for key, value in record.metrics.items()
             },
             "name": record.name,
+            "size": record.size,
             "commit": record.commit,
             "manifest": seal,
         },
@@ -134,6 +138,7 @@ def from_line(line: bytes, folder: Path) -> tuple[Seal, Record] | None:
             epoch=content["epoch"],
             reason=content["reason"],
             name=content["name"],
+            size=int(content["size"]),
             metrics={
                 key: float(value) if isinstance(value, str) else value
                 for key, value in content["metrics"].items()

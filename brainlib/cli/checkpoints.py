@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from brainlib.checkpoint import manifest
-from brainlib.checkpoint.averaging import average_checkpoints
+from brainlib.checkpoint.averaging import check_average, record_of_average, write_average
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.journal import Record, read_records
 from brainlib.checkpoint.manifest import MANIFEST, Checkpoint
 from brainlib.checkpoint.retention import by_metric, rank, require_metric
-from brainlib.checkpoint.store import Store
+from brainlib.checkpoint.store import OURS, Store
+from brainlib.checkpoint.weights import nearby
 from brainlib.common.errors import quoted
-from brainlib.common.files import write_atomic
 from brainlib.common.plain import to_json
 
 __all__ = ["add_to"]
@@ -36,11 +34,16 @@ def add_to(rooms: Any) -> None:
     ls.add_argument("folder", type=Path, metavar="FOLDER", help="a folder of checkpoints")
 
     show = _command(commands, "show", _show, "what a checkpoint says about itself")
-    show.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the folder of one checkpoint")
+    show.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="the folder of one checkpoint, or a file that average wrote",
+    )
 
     verify = _command(commands, "verify", _verify, "read every file and compare its sum")
     verify.add_argument(
-        "path", type=Path, metavar="FOLDER_OR_CHECKPOINT", help="one checkpoint, or all of a folder"
+        "path", type=Path, metavar="PATH", help="one checkpoint, all of a folder, or a file of average"
     )
 
     average = _command(
@@ -76,28 +79,38 @@ def _command(commands: Any, name: str, run: Any, told: str) -> argparse.Argument
 
 
 def _ls(given: argparse.Namespace) -> int:
-    found, broken = _look(given.folder)
-    wrong = {checkpoint.path.name: _wrong_sizes(checkpoint) for checkpoint in found}
-    damaged = bool(broken) or any(wrong.values())
     if given.json:
-        entries = [{**_entry(c), "damaged": wrong[c.path.name]} for c in found]
-        entries += [{"path": str(given.folder / name), "damaged": reason} for name, reason in broken.items()]
-        print(to_json(entries, indent=1))
-        return int(damaged)
-    if not found and not broken:
-        print(f"there are no checkpoints in {given.folder}{_nearby(given.folder)}")
+        return _ls_json(given.folder)
+    folder = _folder(given.folder)
+    records = read_records(folder)
+    # The journal knows of what is intact alone. Where there is more, the manifests are read, which takes longer.
+    broken = _look(folder)[1] if _more_than(records, folder) else {}
+    broken.update({record.path.name: wrong for record in records if (wrong := _wrong_size(record))})
+    if not records and not broken:
+        print(f"there are no checkpoints in {given.folder}{nearby(given.folder)}")
         return 0
     rows: list[tuple[str, ...]] = [
         ("commit", "folder", "reason", "epoch", "updates", "size", "saved at", "metrics")
     ]
-    rows += [_row(checkpoint) for checkpoint in found]
+    rows += [_row(record) for record in records]
     _print_table(rows)
-    for name, reason in {**broken, **{name: reason for name, reason in wrong.items() if reason}}.items():
+    for name, reason in broken.items():
         print(f"damaged: {name}: {reason}")
-    return int(damaged)
+    return int(bool(broken))
+
+
+def _ls_json(folder: Path) -> int:
+    """All that the manifests say."""
+    found, broken = _look(folder)
+    entries = [{**_entry(c), "damaged": _wrong_sizes(c)} for c in found]
+    entries += [{"path": str(folder / name), "damaged": reason} for name, reason in broken.items()]
+    print(to_json(entries, indent=1))
+    return int(any(entry["damaged"] for entry in entries))
 
 
 def _show(given: argparse.Namespace) -> int:
+    if given.checkpoint.is_file():
+        return _show_average(given)
     checkpoint = _read(given.checkpoint)
     wrong = _wrong_sizes(checkpoint)
     if given.json:
@@ -124,14 +137,38 @@ def _show(given: argparse.Namespace) -> int:
     return int(wrong is not None)
 
 
+def _show_average(given: argparse.Namespace) -> int:
+    record, wrong = _average_at(given.checkpoint), None
+    try:
+        check_average(given.checkpoint, record)
+    except DamagedCheckpointError as error:
+        wrong = str(error)
+    if given.json:
+        print(to_json({"path": str(given.checkpoint), **record, "damaged": wrong}, indent=1))
+        return int(wrong is not None)
+    print(f"path: {_word(str(given.checkpoint))}")
+    print(f"the mean of: {_word(record['name'])}")
+    print(f"chosen by: {' '.join(map(str, record['order'])) if record['order'] else 'being the newest'}")
+    print("parents:")
+    for parent in record["parents"]:
+        print(f"  commit {parent['commit']}: {_word(parent['path'])}, {_word(parent['meta'])}")
+        for file, total in parent["sums"].items():
+            print(f"    {_word(file)}: sha256 {total}")
+    if wrong:
+        print(f"damaged: {wrong}")
+    return int(wrong is not None)
+
+
 def _verify(given: argparse.Namespace) -> int:
     broken: dict[str, str] = {}
+    if given.path.is_file():
+        return _verify_average(given)
     if (given.path / MANIFEST).exists() or _is_torn(given.path):
         found = [_read(given.path)]
     else:
         found, broken = _look(given.path)
         if not found and not broken:
-            raise CheckpointError(f"there is nothing to verify in {given.path}{_nearby(given.path)}")
+            raise CheckpointError(f"there is nothing to verify in {given.path}{nearby(given.path)}")
     results: dict[str, str | None] = {str(given.path / name): reason for name, reason in broken.items()}
     for checkpoint in found:
         results[str(checkpoint.path)] = _wrong_sums(checkpoint)
@@ -147,11 +184,22 @@ def _verify(given: argparse.Namespace) -> int:
     return int(any(results.values()))
 
 
+def _verify_average(given: argparse.Namespace) -> int:
+    record, wrong = _average_at(given.path), None
+    try:
+        check_average(given.path, record)
+    except DamagedCheckpointError as error:
+        wrong = str(error)
+    if given.json:
+        print(to_json([{"path": str(given.path), "damaged": wrong}], indent=1))
+    else:
+        print(f"{given.path}: {wrong or 'intact'}\n{int(not wrong)} intact, {int(bool(wrong))} damaged")
+    return int(bool(wrong))
+
+
 def _average(given: argparse.Namespace) -> int:
     if given.num < 1:
         raise CheckpointError(f"--num is {given.num}; give how many checkpoints to average, at least 1")
-    if given.output.exists():
-        raise CheckpointError(f"{given.output} exists already; give the name of a new file, or remove it")
     found = [c for c in _look(given.folder)[0] if c.reason not in WITHOUT_METRICS]
     key, order = given.max_key or given.min_key, "max" if given.max_key else "min"
     if key and found:
@@ -161,19 +209,13 @@ def _average(given: argparse.Namespace) -> int:
         told = f" with a number as {key!r}" if key else ""
         raise CheckpointError(
             f"--num asks for {given.num}, and there are {len(found)} checkpoints{told} in {given.folder}"
-            + (_nearby(given.folder) if not found else "")
+            + (nearby(given.folder) if not found else "")
         )
     parents = found[: given.num]
     for parent in parents:
         if wrong := _wrong_sizes(parent):
             raise DamagedCheckpointError(f"{parent.path} is no intact checkpoint: {wrong}")
-    buffer = io.BytesIO()
-    torch.save(average_checkpoints(parents, given.name), buffer)
-    told_parents = [{"path": str(p.path), "commit": p.commit, "meta": p.meta} for p in parents]
-    record = {"name": given.name, "order": [order, key] if key else None, "parents": told_parents}
-    beside = given.output.with_name(given.output.name + ".json")
-    write_atomic(beside, to_json(record, indent=1) + "\n")  # first: a file of weights always has its record
-    write_atomic(given.output, buffer.getvalue())
+    record = write_average(parents, given.name, given.output, order=(order, key) if key else None)
     if given.json:
         print(to_json({"output": str(given.output), **record}, indent=1))
     else:
@@ -184,14 +226,57 @@ def _average(given: argparse.Namespace) -> int:
 # -------------------------------------------------------------------------------------------------------- looking
 
 
-def _look(folder: Path) -> tuple[list[Checkpoint], dict[str, str]]:
-    """The checkpoints of a folder, the newest first, and what is wrong with those that have no good manifest."""
+def _folder(folder: Path) -> Path:
+    """A folder of checkpoints, absolute."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; give a folder of checkpoints, such as results/save")
     if (folder / MANIFEST).exists():
         raise CheckpointError(f"{folder} is one checkpoint; give the folder it is in, or use show or verify")
-    store = Store(Path(os.path.abspath(folder)))
+    return Path(os.path.abspath(folder))
+
+
+def _look(folder: Path) -> tuple[list[Checkpoint], dict[str, str]]:
+    """The checkpoints of a folder, the newest first, and what is wrong with those that have no good manifest."""
+    store = Store(_folder(folder))
     return store.listed(), dict(store.damaged)
+
+
+def _more_than(records: Sequence[Record], folder: Path) -> bool:
+    """Whether there is something that is or was meant to be a checkpoint and has no record."""
+    known = {record.path.name for record in records}
+    return any(
+        OURS.fullmatch(entry.name) or os.path.exists(f"{entry.path}/{MANIFEST}")
+        for entry in list(os.scandir(folder))
+        if entry.name not in known and not entry.name.startswith(".")
+    )
+
+
+def _wrong_size(record: Record) -> str | None:
+    """What is wrong with the sizes of a checkpoint's files; its manifest is asked where their sum is not as it was."""
+    try:
+        if _bytes_in(record.path) == record.size:
+            return None
+        return _wrong_sizes(manifest.read(record.path))
+    except (OSError, CheckpointError) as error:
+        return str(error) if record.path.exists() else None  # its run may have let it go in this very moment
+
+
+def _bytes_in(folder: Path | str) -> int:
+    """The bytes of all files in a checkpoint's folder but its manifest."""
+    return sum(
+        _bytes_in(entry.path) if entry.is_dir() else entry.stat().st_size
+        for entry in os.scandir(folder)
+        if entry.name != MANIFEST
+    )
+
+
+def _average_at(path: Path) -> dict[str, Any]:
+    record = record_of_average(path)
+    if record is None:
+        raise CheckpointError(
+            f"{path} is a file without a record: only what average wrote has one, in {path.name}.json beside it"
+        )
+    return record
 
 
 def _read(folder: Path) -> Checkpoint:
@@ -213,12 +298,6 @@ def _is_torn(folder: Path) -> bool:
     store = Store(Path(os.path.abspath(folder)).parent)
     store.listed()
     return Path(os.path.abspath(folder)).name in store.damaged
-
-
-def _nearby(folder: Path) -> str:
-    """Where checkpoints are, when they are one level down: people give the folder of the experiment."""
-    below = sorted({path.parent.parent.name for path in folder.glob(f"*/*/{MANIFEST}")})
-    return f"; there are in {quoted(below)} inside it" if below else ""
 
 
 def _wrong_sizes(checkpoint: Checkpoint) -> str | None:
@@ -271,20 +350,16 @@ def _details(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
-    numbers = {
-        key: value
-        for key, value in checkpoint.meta.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+def _row(record: Record) -> tuple[str, ...]:
+    numbers = {key: value for key, value in record.metrics.items() if not isinstance(value, bool)}
     return (
-        str(checkpoint.commit),
-        checkpoint.path.name,
-        checkpoint.reason,
-        str(checkpoint.counters.get("epoch", "-")),
-        str(checkpoint.counters.get("optimizer_step", "-")),
-        _bytes(_size(checkpoint)),
-        _date(checkpoint.time),
+        str(record.commit),
+        record.path.name,
+        record.reason,
+        "-" if record.epoch is None else str(record.epoch),
+        "-" if record.iteration is None else str(record.iteration),
+        _bytes(record.size),
+        _date(record.time),
         ", ".join(f"{key} {value:.6g}" for key, value in numbers.items()) or "-",
     )
 

@@ -13,6 +13,7 @@ from brainlib.run_state import RunState
 
 if TYPE_CHECKING:
     from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
+    from brainlib.origin import Origin
 
 __all__ = [
     "parameter_line",
@@ -61,13 +62,19 @@ def say_how(
     )
 
 
-def say_from_where(run: RunState, loaded: Checkpoint | None, checkpointer: Checkpointer | None) -> None:
-    """Resumed or from scratch, from which file, at which update: one line."""
+def say_from_where(
+    run: RunState, loaded: Checkpoint | None, checkpointer: Checkpointer | None, origin: Origin
+) -> None:
+    """Resumed, with the weights of another run, or from scratch: one line, with the file and the update."""
+    origin.pass_over()
+    note, otherwise = origin.lines(checkpointer)
     if loaded is not None:
         where = f"epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"{run.epoch} epochs closed"
-        logger.info("resumed from %s: fit %d, %s, update %d", loaded.path, run.fit, where, run.optimizer_step)
-    elif checkpointer is not None:
-        logger.info("starting from scratch: there is no checkpoint in %s", checkpointer.checkpoints_dir)
+        logger.info(
+            "resumed from %s: fit %d, %s, update %d%s", loaded.path, run.fit, where, run.optimizer_step, note
+        )
+    elif otherwise:
+        logger.info("%s", otherwise)
 
 
 def say_that_it_goes_on(run: RunState, number: int) -> None:

@@ -14,6 +14,7 @@ from brainlib.common.errors import nearest
 from brainlib.common.logs import logger
 
 if TYPE_CHECKING:
+    from brainlib.brain_state import BrainState
     from brainlib.checkpoint.checkpointer import Checkpointer
 
 __all__ = ["load_for_evaluation", "preserved_buffers", "preserved_weights"]
@@ -73,11 +74,16 @@ def preserved_buffers(modules: torch.nn.Module) -> Iterator[None]:
 
 
 def load_for_evaluation(
-    checkpointer: Checkpointer | None, choice: Any, max_key: str | None = None, min_key: str | None = None
+    checkpointer: Checkpointer | None,
+    choice: Any,
+    max_key: str | None = None,
+    min_key: str | None = None,
+    state: BrainState | None = None,
 ) -> None:
     """Load what an evaluation should use, or leave the current weights; a line says which.
 
-    A damaged checkpoint is passed over with a warning, and the next by the same rule is taken.
+    A damaged checkpoint is passed over with a warning, and the next by the same rule is taken. Before the first fit,
+    the current weights are those with which it would begin: `init_from` counts for an evaluation alone, too.
 
     Args:
         checkpointer: the Brain's, or None.
@@ -85,12 +91,13 @@ def load_for_evaluation(
             that was declared last, else the newest.
         max_key: the metric whose largest value decides.
         min_key: the metric whose smallest value decides.
+        state: the Brain's, which knows where a run would begin.
 
     Raises:
         ValueError: when a choice needs what is not there: a checkpointer, a checkpoint, or a criterion for "best".
     """
     if choice == "current":
-        logger.info("evaluating with the current weights")
+        _take_current(checkpointer, state)
         return
     if checkpointer is None:
         if choice is not None:
@@ -100,6 +107,7 @@ def load_for_evaluation(
                 "evaluating with the current weights: %s has no effect, because this Brain has no checkpointer",
                 f"max_key={max_key!r}" if max_key is not None else f"min_key={min_key!r}",
             )
+        _take_current(checkpointer, state, quiet=True)
         return
     if choice not in (None, "best", "last"):
         if not os.path.exists(choice if isinstance(choice, (str, os.PathLike)) else choice.path):
@@ -130,6 +138,15 @@ def load_for_evaluation(
     elif choice is not None:
         raise ValueError(f"checkpoint={choice!r}: there is no checkpoint in {checkpointer.checkpoints_dir}")
     else:
-        logger.info(
-            "evaluating with the current weights: there is no checkpoint in %s", checkpointer.checkpoints_dir
-        )
+        _take_current(checkpointer, state, f": there is no checkpoint in {checkpointer.checkpoints_dir}")
+
+
+def _take_current(
+    checkpointer: Checkpointer | None, state: BrainState | None, why: str = "", quiet: bool = False
+) -> None:
+    """The weights as they are; before the first fit, those with which it would begin."""
+    first = None if state is None else state.origin.lend(checkpointer, state)
+    if first is not None:
+        logger.info("evaluating with the weights of %s, with which a fit would begin", first)
+    elif not quiet:
+        logger.info("evaluating with the current weights%s", why)

@@ -233,8 +233,9 @@ class Brain:
     def on_fit_start(self) -> None:
         """Called at each fit, before its first epoch; does its work once a Brain.
 
-        Compiles modules in place, distributes, makes the optimizers, recovers the newest checkpoint. A second fit goes
-        on with the live weights and the same optimizers. All ranks.
+        Compiles modules in place, distributes, makes the optimizers, recovers the newest checkpoint (or what the
+        options `resume` and `init_from` say). A second fit goes on with the live weights and the same optimizers. All
+        ranks.
         """
         if self._prepared:
             return
@@ -242,8 +243,7 @@ class Brain:
         self._wrap_distributed()
         self.init_optimizers()
         self._fuse()
-        if self.checkpointer is not None:
-            self.checkpointer.recover_if_possible()
+        self._state.origin.begin(self.checkpointer, self._state)
         self._prepared = True  # only now: what an error or Ctrl-C broke off is done again by the next call
 
     def on_stage_start(self, stage: Stage, epoch: Any = None) -> None:
@@ -269,7 +269,7 @@ class Brain:
         """Called by `evaluate` first: puts the weights of the wanted checkpoint in place. They are put
         back afterwards.
         """
-        load_for_evaluation(self.checkpointer, self._checkpoint_choice, max_key, min_key)
+        load_for_evaluation(self.checkpointer, self._checkpoint_choice, max_key, min_key, self._state)
 
     def loss_weight(self, batch: Any, stage: Stage) -> float:
         """How many items (utterances, tokens, frames) the loss of this batch is a mean over.
@@ -838,7 +838,7 @@ class Brain:
             logger.warning(
                 "no parameter will be updated: there is no optimizer. Give opt_class, or make one in init_optimizers."
             )
-        say_from_where(self._scope.run, loaded, self.checkpointer)
+        say_from_where(self._scope.run, loaded, self.checkpointer, self._state.origin)
         self._save_triggers = self._make_save_triggers()
         if self.checkpointer is not None:
             warn_of_unsaved(self, self.checkpointer)
@@ -1153,8 +1153,10 @@ class Brain:
                 f"evaluate was given max_key={max_key!r} and min_key={min_key!r}; give one of them"
             )
         self._wait_for_checkpoints()
-        loads = self._overridden("on_evaluate_start") or (
-            self.checkpointer is not None and checkpoint != "current"
+        loads = (
+            self._overridden("on_evaluate_start")
+            or (self.checkpointer is not None and checkpoint != "current")
+            or self._state.origin.lends()
         )
         registered = () if self.checkpointer is None else self.checkpointer.recoverables.values()
         lent = (

@@ -7,7 +7,6 @@ whatever else with state is found.
 
 from __future__ import annotations
 
-import math
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,11 @@ import torch
 from torch import Tensor
 
 from brainlib.announcements import say_which_hparams_differ
-from brainlib.checkpoint.recoverables import bare_module
+from brainlib.checkpoint.recoverables import bare_module, nonfinite_among
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.found import attributes_of, found_in, has_state, own_generators
+from brainlib.origin import Origin
 from brainlib.seeding import generator_states, set_generator_states
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class BrainState:
 
     def __init__(self, brain: Brain) -> None:
         self._brain = brain
+        self.origin = Origin(brain._options.checkpoint_options)
         self._generators: dict[str, Any] | None = None
         self.loaded = False
         self.window_buffers: dict[str, Tensor] = {}  # of the window that was open in what was loaded last
@@ -83,12 +84,15 @@ class BrainState:
         return counters["fit"] > brain._fits_done or counters["step"] > 0
 
     def environment(self) -> dict[str, Any]:
-        """What else the bits of a run depend on: the forms of the optimizers, and whether modules are compiled."""
+        """What else the bits of a run depend on: the forms of the optimizers, whether modules are compiled, and what
+        the run began from where that was not from scratch.
+        """
         forms = {
             name: f"{type(optimizer).__name__}{' fused' if optimizer.defaults.get('fused') else ''}"
             for name, optimizer in self._brain._optimizers.found.items()
         }
-        return {"optimizers": forms, "compile": self._brain._options.compile}
+        began = {"began": self.origin.record} if self.origin.record else {}
+        return {"optimizers": forms, "compile": self._brain._options.compile, **began}
 
     # ---- the other entries of a checkpoint
 
@@ -235,14 +239,7 @@ def refuse_nonfinite(params: dict[str, Tensor]) -> None:
     ...
     ValueError: no checkpoint is made, because the parameters 'weight' hold values that are not finite. ...
     """
-    named = {name: param for name, param in params.items() if param.is_floating_point()}
-    named = {name: param for name, param in named.items() if not torch.nn.parameter.is_lazy(param)}
-    if not named:
-        return
-    norms = torch._foreach_norm(list(named.values()), float("inf"))
-    several = len({norm.device for norm in norms}) > 1
-    largest = torch.stack([norm.double().cpu() if several else norm.double() for norm in norms]).tolist()
-    broken = [name for name, value in zip(named, largest, strict=True) if not math.isfinite(value)]
+    broken = nonfinite_among(params)
     if not broken:
         return
     raise ValueError(

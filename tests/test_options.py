@@ -62,6 +62,8 @@ OURS = {
     "ckpt_async": True,
     "num_snapshots": None,
     "on_save_error": "raise",
+    "resume": "auto",
+    "init_from": None,
     "tf32": None,
     "channels_last": False,
     "limit_train_batches": None,

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -41,10 +41,12 @@ from brainlib.checkpoint.recoverables import (
     class_name,
     covered,
     kind_of,
+    nonfinite_among,
 )
 from brainlib.checkpoint.retention import Score, by_metric, doomed, rank, recency, require_metric
 from brainlib.checkpoint.states import read_state, tidy
 from brainlib.checkpoint.store import Store, check_name
+from brainlib.checkpoint.warm_start import Loaded, weight_source
 from brainlib.checkpoint.writer import (
     Entry,
     Save,
@@ -68,6 +70,7 @@ Keys = str | Sequence[str]
 AUTOMATIC_KEPT = 2  # the newest, and one to go back to if it turns out damaged
 
 SKIPPED_BY_FIND = frozenset({"timed", "signal", "error"})
+BY_HAND = 'bl.load_weights(path, "name") gives the state dict of one object there, as a dict'
 
 
 class Owner(Protocol):
@@ -1071,6 +1074,67 @@ class Checkpointer:
             raise DamagedCheckpointError(f"{path} is no intact checkpoint: {error}") from error
         return checkpoint
 
+    def load_modules(self, path: str | os.PathLike[str]) -> Loaded:
+        """Gives the modules that take part the weights of another run; touches nothing else, and the folder not at all.
+
+        Modules are matched by name, and inside one all names and shapes have to fit. One that is not there stays as
+        it is. With hooks of its own it reads its own files.
+
+        Args:
+            path: A checkpoint, a folder of checkpoints, either of SpeechBrain's, or a file with a state dict; see
+                `weight_source`.
+
+        Raises:
+            FileNotFoundError: There is nothing.
+            DamagedCheckpointError: The files are not those that were written.
+            CheckpointError: None of the modules is there; the message lists what is. Or they do not fit, or a parameter
+                there is not finite: all modules are then as they were.
+
+        >>> model = torch.nn.Linear(2, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Checkpointer(folder, {"model": model, "other": torch.Generator()}).save_checkpoint()
+        ...     Checkpointer("elsewhere", {"model": torch.nn.Linear(2, 1)}).load_modules(folder).names
+        ('model',)
+        """
+        recoverables, names = self._gather()
+        modules = {r.name: r for r in recoverables if isinstance(r.obj, torch.nn.Module)}
+        source = weight_source(path, {name: r.obj for name, r in modules.items()})
+        lines: list[str] = []
+        plan: list[tuple[Recoverable, Any]] = []
+        sums: dict[str, str] = {}
+        for name, recoverable in modules.items():
+            if name not in source.names:
+                continue
+            sums.update(source.sums_of(name))
+            if name in source.states:
+                recoverable, state = replace(recoverable, loader=None), source.states[name]
+                problems = recoverable.kind.problems(recoverable.obj, state, names)
+            elif recoverable.loader is not None:
+                state, problems = None, []
+            else:
+                saved = source.checkpoint.saved(name)
+                state, problems = _read(source.checkpoint, recoverable, saved, names)
+            lines.extend(f"{recoverable.told}: {problem}" for problem in problems)
+            plan.append((recoverable, state))
+        if not plan:
+            raise CheckpointError(
+                f"{source.path} holds weights of none of the modules here, which are {quoted(modules)}; it holds "
+                f"{quoted(source.names)}. To load a part by hand: {BY_HAND}"
+            )
+        if lines:
+            raise CheckpointError(
+                f"the weights in {source.path} do not fit, so nothing was loaded:\n  "
+                + "\n  ".join(lines)
+                + f"\nTo load the part that fits by hand: {BY_HAND}"
+            )
+        _apply(source.checkpoint, plan, names, check=_refuse_nonfinite)
+        return Loaded(
+            path=source.path,
+            names=tuple(r.name for r, _ in plan),
+            lacking=tuple(n for n, r in modules.items() if n not in source.names and r.obj.state_dict()),
+            sums=sums,
+        )
+
     def _device_has_no_effect(self, device: object) -> None:
         if device is not None:
             self._warn_once(
@@ -1152,8 +1216,25 @@ def _read(
     return state, recoverable.kind.problems(recoverable.obj, state, names)
 
 
-def _apply(checkpoint: Checkpoint, plan: Sequence[tuple[Recoverable, Any]], names: ParameterNames) -> None:
-    """Applies what was read, one object after the other; if one fails, all are put back to what they were."""
+def _refuse_nonfinite(recoverable: Recoverable) -> None:
+    if broken := nonfinite_among(dict(recoverable.obj.named_parameters())):
+        raise CheckpointError(f"the parameters {quoted(broken)} there hold values that are not finite")
+
+
+def _apply(
+    checkpoint: Checkpoint,
+    plan: Sequence[tuple[Recoverable, Any]],
+    names: ParameterNames,
+    check: Callable[[Recoverable], None] = lambda recoverable: None,
+) -> None:
+    """Applies what was read, one object after the other; if one fails, all are put back to what they were.
+
+    Args:
+        checkpoint: Where the files are that load hooks read.
+        plan: Objects with their states.
+        names: Of the parameters.
+        check: Looks at each object once its state is applied; what it raises is a failure, too.
+    """
     done: list[tuple[Recoverable, Callable[[], object] | None]] = []
     with tempfile.TemporaryDirectory(prefix="brainlib-load-") as scratch:
         for recoverable, state in plan:
@@ -1164,6 +1245,7 @@ def _apply(checkpoint: Checkpoint, plan: Sequence[tuple[Recoverable, Any]], name
                     recoverable.loader(recoverable.obj, path, checkpoint.end_of_epoch)
                 else:
                     recoverable.kind.apply(recoverable.obj, state, names)
+                check(recoverable)
             except BaseException as error:
                 lost = _put_back(done)
                 if not isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""The options of saving by itself."""
+"""The options of beginning, going on, and saving by itself."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ from typing import Literal
 
 from brainlib.common.option_fields import OptionGroup, option
 
-__all__ = ["CheckpointOptions"]
+__all__ = ["AUTO", "NEVER", "CheckpointOptions"]
+
+AUTO, NEVER = "auto", "never"  # what `resume` may be besides a path
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions(OptionGroup):
-    """When a Brain that has a Checkpointer saves by itself besides the ends of epochs, and how many of those stay.
+    """Where a run begins; when it saves by itself besides the ends of epochs, and how many of those stay.
 
     >>> CheckpointOptions().ckpt_interval_minutes
     15.0
     """
 
+    resume: str = option(
+        AUTO,
+        "Where a run goes on. auto: at the newest checkpoint of its folder, else it begins from scratch; never: it "
+        "begins from scratch in any case; a path, of a checkpoint or a folder of them: there, with all that it holds, "
+        "and, started again, at its own newest.",
+        ours=True,
+    )
+    init_from: str | None = option(
+        None,
+        "The weights with which a run begins that has nothing to go on from: a checkpoint, a folder of them, also of "
+        "SpeechBrain's, or a file with a state dict. Optimizers, schedules and counters start afresh.",
+        ours=True,
+    )
     ckpt_interval_minutes: float = option(
         15.0, "Save inside an epoch every so many minutes; 0: never.", minimum=0
     )
@@ -43,3 +58,9 @@ class CheckpointOptions(OptionGroup):
         "is logged as an error, counted, and the run goes on. Saves of your own always raise.",
         ours=True,
     )
+
+    def settle(self, explicit: frozenset[str]) -> CheckpointOptions:
+        """Refuse what is neither a word nor a path."""
+        if not self.resume.strip():
+            raise ValueError(f"The option 'resume' is empty; it is {AUTO!r}, {NEVER!r} or a path.")
+        return self

@@ -6,6 +6,7 @@ is applied, and how the live object is put back when a later one fails. It never
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,16 @@ from brainlib.checkpoint.hooks import LoadHook, SaveHook, hooks_of
 from brainlib.checkpoint.states import Own, clone
 from brainlib.common.errors import quoted
 
-__all__ = ["Kind", "ParameterNames", "Recoverable", "bare_module", "class_name", "covered", "kind_of"]
+__all__ = [
+    "Kind",
+    "ParameterNames",
+    "Recoverable",
+    "bare_module",
+    "class_name",
+    "covered",
+    "kind_of",
+    "nonfinite_among",
+]
 
 LISTED = 8  # names in an error before it says "and n more"
 
@@ -312,6 +322,23 @@ def bare_module(module: torch.nn.Module) -> torch.nn.Module:
     """
     inner = module._modules.get("_orig_mod")
     return module if inner is None else inner
+
+
+def nonfinite_among(params: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names of those with a NaN or an infinity in them; one read from the device for all.
+
+    >>> broken = torch.nn.Linear(1, 1); _ = broken.weight.data.fill_(float("nan"))
+    >>> nonfinite_among(dict(broken.named_parameters()))
+    ['weight']
+    """
+    named = {name: param.detach() for name, param in params.items() if param.is_floating_point()}
+    named = {name: param for name, param in named.items() if not torch.nn.parameter.is_lazy(param)}
+    if not named:
+        return []
+    norms = torch._foreach_norm(list(named.values()), float("inf"))
+    several = len({norm.device for norm in norms}) > 1
+    largest = torch.stack([norm.double().cpu() if several else norm.double() for norm in norms]).tolist()
+    return [name for name, value in zip(named, largest, strict=True) if not math.isfinite(value)]
 
 
 def covered(module: torch.nn.Module, by: Iterable[torch.nn.Module]) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping
@@ -209,6 +210,7 @@ def _count(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     return value if isinstance(value, str) else _REFUSED
 
 

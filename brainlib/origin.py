@@ -1,0 +1,291 @@
+"""Where a run begins: at a checkpoint, with the weights of another run, or from scratch. The one place that decides it.
+
+A run that was cut is started again with the same command line, and must then be the same run. So whatever it began
+from counts once: as soon as it has a checkpoint of its own, it goes on from there. Each checkpoint notes in its
+manifest (``environment``, ``began``) what the run began from, which tells runs that share a folder apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer, Owner
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.manifest import MANIFEST
+from brainlib.checkpoint.options import AUTO, NEVER, CheckpointOptions
+from brainlib.checkpoint.warm_start import Loaded
+from brainlib.checkpoint.weights import checkpoint_at
+from brainlib.common.errors import nearest, quoted
+from brainlib.common.files import sha256_of
+from brainlib.common.logs import logger
+
+__all__ = ["Origin"]
+
+
+class Origin:
+    """What the run options `resume` and `init_from` mean for one Brain.
+
+    Args:
+        options: Those of checkpoints.
+
+    Attributes:
+        record: What the checkpoints of the run note: ``{}`` from scratch; else under "resume" and "init_from" the path
+            as it was given, the name of what was there, and its sums.
+        warm: What `init_from` has loaded, when the run began with that in this process.
+
+    >>> Origin(CheckpointOptions()).lends()
+    False
+    """
+
+    def __init__(self, options: CheckpointOptions) -> None:
+        self._resume, self._init_from = options.resume, options.init_from
+        self.record: dict[str, Any] = {}
+        self.warm: Loaded | None = None
+        self._begun = False
+        self._note = ""  # what the line of a resumed run says besides
+
+    # ------------------------------------------------------------------------------------------- a fit, the first one
+
+    def begin(self, checkpointer: Checkpointer | None, owner: Owner) -> None:
+        """Loads what the run goes on from or begins with. All ranks.
+
+        Args:
+            checkpointer: The Brain's; None: nothing is saved, so nothing is resumed.
+            owner: The Brain, as a checkpointer sees it.
+
+        Raises:
+            ValueError: For a path that leads nowhere, or `resume` with a path and no checkpointer.
+            CheckpointError: What is there does not fit; nothing was touched.
+        """
+        self.record, self.warm, self._note = {}, None, ""
+        found = self._go_on(checkpointer)
+        if found is not None:
+            self.record = {**_began(found), **self.record}
+            self._say_what_init_from_was(found)
+        elif self._init_from is not None:
+            self.warm = self._take_weights(checkpointer, owner, self._init_from)
+            self.record["init_from"] = {
+                "path": self._init_from,
+                "name": self.warm.path.name,
+                "sums": self.warm.sums,
+            }
+        self._begun = True
+
+    def _go_on(self, checkpointer: Checkpointer | None) -> Checkpoint | None:
+        """Loads the checkpoint from which the run goes on, all that it holds; None: there is none."""
+        if checkpointer is None:
+            if self._is_path():
+                raise ValueError(
+                    f"resume={self._resume!r} needs a Brain with a checkpointer, which saves what comes after it: "
+                    "Brain(..., checkpointer=Checkpointer(folder)). To begin with the weights that are there, and "
+                    f"nothing else, give init_from={self._resume!r}."
+                )
+            return None
+        if self._resume == NEVER:
+            _warn_of_others(checkpointer)
+            return None
+        if not self._is_path() or _same(self._resume, checkpointer.checkpoints_dir):
+            return checkpointer.recover_if_possible()
+        if _same(Path(os.path.abspath(self._resume)).parent, checkpointer.checkpoints_dir):
+            return self._go_back(checkpointer)
+        if checkpointer.newest() is None:
+            return self._enter(checkpointer)
+        found = checkpointer.recover_if_possible()
+        assert found is not None  # where all are damaged, newest() has said so
+        told = _began(found).get("resume", {})
+        if _is_that(told, self._resume):
+            self._note += f"; it began at resume={self._resume}"
+        else:
+            logger.warning(
+                "resume=%s has no effect: %s has checkpoints of its own, and the run goes on from the newest of them. "
+                "To begin there, give a new folder.",
+                self._resume,
+                checkpointer.checkpoints_dir,
+            )
+        return found
+
+    def _go_back(self, checkpointer: Checkpointer) -> Checkpoint:
+        """To a checkpoint in the run's own folder. Those made since then go before it, those of before do not."""
+        own = [c for c in checkpointer.list_checkpoints() if c.reason != "error"]
+        since = [c for c in own if _is_that(_began(c).get("resume", {}), self._resume)]
+        for checkpoint in since:
+            try:
+                found = checkpointer.load_checkpoint(checkpoint)
+            except DamagedCheckpointError as error:
+                logger.warning("the checkpoint %s is skipped: %s", checkpoint.path, error)
+                continue
+            self._note += f"; it had gone back to resume={self._resume} before"
+            return found
+        found = self._enter(checkpointer)
+        if later := [c for c in own if c.commit > found.commit]:
+            logger.warning(
+                "going back to %s: %s, which were made later, stay for now. What is 'best' looks at them as well, and "
+                "the rules for keeping may let them go. Started again, the run goes on from its own newest; to go back "
+                "a second time, copy the checkpoint into a new folder.",
+                found.path,
+                quoted(c.path.name for c in later),
+            )
+        return found
+
+    def _enter(self, checkpointer: Checkpointer) -> Checkpoint:
+        """Loads what is at the path of `resume`, and notes that the run began there."""
+        checkpoint = self._at_path(checkpointer)
+        try:
+            checkpointer.load_checkpoint(checkpoint)
+        except DamagedCheckpointError:
+            raise
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}\nTo begin with the weights that are there, and nothing else, give "
+                f"init_from={self._resume!r} instead of resume"
+            ) from error
+        self.record["resume"] = {
+            "path": self._resume,
+            "name": checkpoint.path.name,
+            "commit": checkpoint.commit,
+            "manifest": sha256_of(checkpoint.path / MANIFEST),
+        }
+        self._note += f"; as resume={self._resume} asks"
+        return checkpoint
+
+    def _at_path(self, checkpointer: Checkpointer) -> Checkpoint:
+        path = self._resume
+        if not os.path.exists(path):
+            there = quoted(c.path.name for c in checkpointer.list_checkpoints())
+            raise ValueError(
+                f"resume={path!r}: there is no such path; give {AUTO!r}, {NEVER!r}, or the path of a checkpoint or of "
+                f"a folder of them.{nearest(path, (AUTO, NEVER))} In {checkpointer.checkpoints_dir} there are: {there}"
+            )
+        checkpoint = checkpoint_at(path)
+        if checkpoint.commit == 0:  # ours are numbered from 1
+            raise CheckpointError(
+                f"{checkpoint.path} is a checkpoint of SpeechBrain's, of which only the weights can be taken over: "
+                f"give init_from={path!r} instead of resume"
+            )
+        return checkpoint
+
+    def _say_what_init_from_was(self, found: Checkpoint) -> None:
+        if self._init_from is None:
+            return
+        told = self.record.get("init_from", {})
+        if told.get("path") == self._init_from:
+            self._note += f"; init_from={self._init_from} was applied when the run began"
+            return
+        logger.warning(
+            "init_from=%s has no effect: the run goes on from %s, and it began %s. To begin with other weights, give a "
+            "new folder.",
+            self._init_from,
+            found.path,
+            f"with the weights of {told['path']}" if told else "without init_from",
+        )
+
+    def _take_weights(self, checkpointer: Checkpointer | None, owner: Owner, path: str) -> Loaded:
+        if checkpointer is None:
+            checkpointer = Checkpointer(os.curdir)  # touches no disk: it knows which modules there are
+            checkpointer.attach(owner)
+        loaded = checkpointer.load_modules(path)
+        if loaded.lacking:
+            logger.warning(
+                "init_from: there are no weights of %s in %s, so these are as they were made",
+                quoted(loaded.lacking),
+                loaded.path,
+            )
+        return loaded
+
+    def pass_over(self) -> None:
+        """The first fit has started, and its on_fit_start, which is the user's, has not called `begin`."""
+        given = [f"init_from={self._init_from}"] if self._init_from is not None else []
+        given += [f"resume={self._resume}"] if self._is_path() else []
+        if given and not self._begun:
+            logger.warning(
+                "%s has no effect: your on_fit_start does not call super().on_fit_start(), which loads it",
+                " and ".join(given),
+            )
+        self._begun = True
+
+    # --------------------------------------------------------------------------------------- an evaluation before a fit
+
+    def lends(self) -> bool:
+        """Whether an evaluation may have to take the weights with which a fit would begin."""
+        return not self._begun and (self._init_from is not None or self._is_path())
+
+    def lend(self, checkpointer: Checkpointer | None, owner: Owner) -> Path | None:
+        """Before the first fit, where an evaluation would take the weights as they are: those of the run's beginning.
+
+        The caller puts them back. Nothing else is loaded, and nothing is said to have begun.
+
+        Returns:
+            Where they are from; None when the weights as they are are right: the run has begun, or has checkpoints
+            to go on from.
+        """
+        if not self.lends():
+            return None
+        if self._resume != NEVER and checkpointer is not None:
+            if checkpointer.newest() is not None:
+                return None
+            if self._is_path():
+                with checkpointer.weights_only():
+                    return checkpointer.load_checkpoint(self._at_path(checkpointer)).path
+        if self._init_from is None:
+            return None
+        return self._take_weights(checkpointer, owner, self._init_from).path
+
+    # ------------------------------------------------------------------------------------------------------- the line
+
+    def lines(self, checkpointer: Checkpointer | None) -> tuple[str, str]:
+        """What is said of a run that was resumed, behind that; and, in full, of one that was not.
+
+        >>> Origin(CheckpointOptions()).lines(None)
+        ('', '')
+        """
+        if self.warm is not None:
+            told = (
+                f"warm start from {self.warm.path}: weights of {quoted(self.warm.names)}; optimizers, schedules and "
+                "counters start afresh"
+            )
+        elif checkpointer is None:
+            told = ""
+        elif self._resume == NEVER:
+            told = f"starting from scratch: resume is {NEVER!r}"
+        else:
+            told = f"starting from scratch: there is no checkpoint in {checkpointer.checkpoints_dir}"
+        return self._note, told
+
+    def _is_path(self) -> bool:
+        return self._resume not in (AUTO, NEVER)
+
+
+def _began(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the run of a checkpoint began from, as its manifest notes it."""
+    told = checkpoint.environment.get("began")
+    return told if isinstance(told, dict) else {}
+
+
+def _is_that(told: dict[str, Any], path: str) -> bool:
+    """Whether a note is of the checkpoint at a path, which may have been moved, or be gone, since."""
+    if told.get("path") == path:
+        return True
+    manifest = Path(path, MANIFEST)
+    if manifest.is_file():
+        return bool(told.get("manifest") == sha256_of(manifest))
+    return bool(told.get("name") == Path(os.path.abspath(path)).name)
+
+
+def _same(one: str | os.PathLike[str], two: str | os.PathLike[str]) -> bool:
+    """Whether two paths are of one folder."""
+    return os.path.realpath(one) == os.path.realpath(two)
+
+
+def _warn_of_others(checkpointer: Checkpointer) -> None:
+    there: Sequence[Checkpoint] = checkpointer.list_checkpoints()
+    if there:
+        logger.warning(
+            "resume is 'never', and there are %d checkpoints of an earlier run in %s. The new ones go on in their "
+            "numbering, what is 'best' looks at all of them, and the rules for keeping may let the earlier ones go. "
+            "Started again with 'never', this run begins from scratch, too. For a clean start give a new folder.",
+            len(there),
+            checkpointer.checkpoints_dir,
+        )

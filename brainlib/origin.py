@@ -89,7 +89,7 @@ class Origin:
             return None
         if not self._is_path() or _same(self._resume, checkpointer.checkpoints_dir):
             return checkpointer.recover_if_possible()
-        if _same(Path(os.path.abspath(self._resume)).parent, checkpointer.checkpoints_dir):
+        if _same(Path(os.path.realpath(self._resume)).parent, checkpointer.checkpoints_dir):
             return self._go_back(checkpointer)
         if checkpointer.newest() is None:
             return self._enter(checkpointer)
@@ -283,9 +283,9 @@ def _warn_of_others(checkpointer: Checkpointer) -> None:
     there: Sequence[Checkpoint] = checkpointer.list_checkpoints()
     if there:
         logger.warning(
-            "resume is 'never', and there are %d checkpoints of an earlier run in %s. The new ones go on in their "
+            "resume is 'never', and %s holds checkpoints of an earlier run (%d). The new ones go on in their "
             "numbering, what is 'best' looks at all of them, and the rules for keeping may let the earlier ones go. "
             "Started again with 'never', this run begins from scratch, too. For a clean start give a new folder.",
-            len(there),
             checkpointer.checkpoints_dir,
+            len(there),
         )

@@ -14,7 +14,8 @@ import torch
 
 import brainlib as bl
 from brainlib.checkpoint.averaging import write_average
-from tests.brain.small import Regression, batches, same, small, weights
+from brainlib.snapshot import Snapshot
+from tests.brain.small import Regression, batches, linear, same, sgd, small, weights
 from tests.checkpoint.test_speechbrain_folder import speechbrain_checkpoint
 
 DATA = batches(4, 4)
@@ -255,6 +256,31 @@ def test_a_damaged_newest_in_a_folder_outside(tmp_path: Path, caplog: pytest.Log
 def test_a_path_that_leads_nowhere(word: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "own", resume=word)
+
+
+def test_the_state_at_an_error_is_resumed_where_its_path_is_given(tmp_path: Path) -> None:
+    class Failing(Regression):
+        def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+            if self.optimizer_step == 3:
+                raise KeyError("the disk is gone")
+
+    class Looking(Regression):
+        def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+            self.seen = [*getattr(self, "seen", []), self.optimizer_step]
+
+    def brain(cls: Any, folder: Path, **options: Any) -> Any:
+        return cls(
+            {"model": linear()}, sgd, {"seed": 0}, {"noprogressbar": True, **options}, bl.Checkpointer(folder),
+            extensions=[Snapshot(snapshot_on_error=True, name="s")],
+        )  # fmt: skip
+
+    with pytest.raises(KeyError):
+        brain(Failing, tmp_path / "own").fit(range(3), DATA)
+    failed = next(c for c in bl.Checkpointer(tmp_path / "own").list_checkpoints() if c.reason == "error")
+    for place, updates in ((tmp_path / "own", 2), (failed.path, 3)):
+        again = brain(Looking, tmp_path / f"from {updates}", resume=place)
+        again.fit(range(3), DATA)
+        assert again.seen[0] == updates and same(weights(again), weights(run(None, 3)))
 
 
 def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def to_lines(sealed: Iterable[tuple[Seal, Checkpoint]]) -> bytes:
         sealed: Checkpoints with the seals of their manifests.
 
     >>> to_lines([((1, 2, 3), Checkpoint(Path("commit-00000007"), {"loss": 0.5}, 7))])[:22]
-    b'{"crc": "88c52048", "t'
+    b'{"crc": "a73509b7", "t'
     """
     return b"".join(to_line(c, seal) for seal, c in sorted(sealed, key=lambda item: item[1].commit))
 
@@ -187,6 +187,8 @@ def read_records(folder: str | os.PathLike[str]) -> list[Record]:
     """
     home = settled(folder)
     records, without_line = from_journal(home)
+    if not without_line:
+        return records
     for name in without_line:
         try:
             records.append(record_of(manifest.read(home / name)))

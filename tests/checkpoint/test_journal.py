@@ -38,6 +38,7 @@ def agree(folder: Path, records: list[Record] | None = None) -> list[Record]:
         (c.path, c.commit, c.time, c.reason, c.name) for c in listed
     ]
     assert [r.metrics["loss"] for r in records] == [c.meta["loss"] for c in listed]
+    assert [r.size for r in records] == [sum(file.size for file in c.files.values()) for c in listed]
     return records
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from brainlib.checkpoint import manifest
 from brainlib.cli import main
 from tests.checkpoint.small import Counter, Trainer, fill, linear
 from tests.checkpoint.small import Foreground as Checkpointer
@@ -90,6 +92,52 @@ def test_ls_tells_what_is_damaged(folder: Path, capsys: pytest.CaptureFixture[st
     assert "damaged: step-00000200: its model.pt has 10 bytes and was written with" in out
     status, out, _ = brainlib(capsys, "ls", folder, "--json")
     assert status == 1 and sum(entry["damaged"] is not None for entry in json.loads(out)) == 2
+
+
+def test_ls_reads_no_manifest_of_an_intact_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands are listed from records.jsonl; and it says the same without that file."""
+    (folder / "notes").mkdir()
+    (folder / "notes" / "remark.txt").touch()
+    monkeypatch.setattr(manifest, "read", lambda path: pytest.fail(f"read the manifest of {path}"))
+    with_journal = brainlib(capsys, "ls", folder)
+    monkeypatch.undo()
+    (folder / "records.jsonl").unlink()
+    assert brainlib(capsys, "ls", folder) == with_journal and with_journal[0] == 0
+    assert not (folder / "records.jsonl").exists(), "it changes nothing"
+
+
+def test_ls_looks_into_the_folders_that_a_hook_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(obj: Any, path: Path) -> None:
+        (path / "deep").mkdir(parents=True)
+        (path / "deep" / "a.txt").write_text("hello")
+
+    def load(obj: Any, path: Path, end_of_epoch: bool) -> None:
+        pass
+
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.add_recoverable("odd", object(), load, save)
+    saved = checkpointer.save_checkpoint()
+    assert brainlib(capsys, "ls", tmp_path)[0] == 0
+    (saved.path / "remark.txt").write_text("somebody's")
+    assert brainlib(capsys, "ls", tmp_path)[0] == 0, "what was added is no damage"
+    (saved.path / "odd.ckpt" / "deep" / "a.txt").write_text("hell")
+    status, out, _ = brainlib(capsys, "ls", tmp_path)
+    assert status == 1 and "its odd.ckpt/deep/a.txt has 4 bytes and was written with 5" in out
+
+
+def test_ls_of_a_moved_and_of_a_copied_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = brainlib(capsys, "ls", folder)
+    for place in (
+        folder.rename(tmp_path / "moved"),
+        Path(shutil.copytree(tmp_path / "moved", tmp_path / "copy")),
+    ):
+        assert brainlib(capsys, "ls", place) == before
 
 
 def test_ls_where_there_is_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +231,39 @@ def test_average(
     record = json.loads(Path(f"{output}.json").read_text())
     assert [parent["commit"] for parent in record["parents"]] == parents
     assert snapshot_of(folder) == before
+
+
+def test_show_and_verify_tell_the_parents_of_an_average(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = folder.parent / "mean.pt"
+    brainlib(capsys, "average", folder, "--num", 2, "--min_key", "loss", "--output", output)
+    status, out, err = brainlib(capsys, "show", output)
+    total = json.loads((folder / "step-00000300" / "manifest.json").read_text())["files"]["model.pt"][
+        "sha256"
+    ]
+    assert (status, err) == (0, "")
+    assert out.splitlines()[:6] == [
+        f"path: {output}",
+        "the mean of: model",
+        "chosen by: min loss",
+        "parents:",
+        '  commit 3: save/step-00000300, {"loss": 0.25, "remark": "warm"}',
+        f"    model.pt: sha256 {total}",
+    ]
+    status, out, _ = brainlib(capsys, "show", output, "--json")
+    told = json.loads(out)
+    assert status == 0 and told["damaged"] is None
+    assert [parent["path"] for parent in told["parents"]] == ["save/step-00000300", "save/step-00000100"]
+    assert brainlib(capsys, "verify", output)[:2] == (0, f"{output}: intact\n1 intact, 0 damaged\n")
+
+    flip(output)
+    status, out, _ = brainlib(capsys, "show", output)
+    assert status == 1 and out.splitlines()[-1] == "damaged: it is not what was written (its sum differs)"
+    assert brainlib(capsys, "verify", output)[0] == brainlib(capsys, "verify", output, "--json")[0] == 1
+    for command in ("show", "verify"):
+        status, _, err = brainlib(capsys, command, folder / "records.jsonl")
+        assert status == 2 and "is a file without a record: only what average wrote has one" in err
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,7 @@ class Origin:
     def _go_on(self, checkpointer: Checkpointer | None) -> Checkpoint | None:
         """Loads the checkpoint from which the run goes on, all that it holds; None: there is none."""
         if checkpointer is None:
-            if self._is_path():
-                raise ValueError(
-                    f"resume={self._resume!r} needs a Brain with a checkpointer, which saves what comes after it: "
-                    "Brain(..., checkpointer=Checkpointer(folder)). To begin with the weights that are there, and "
-                    f"nothing else, give init_from={self._resume!r}."
-                )
+            self._refuse_a_path()
             return None
         if self._resume == NEVER:
             _warn_of_others(checkpointer)
@@ -95,8 +90,7 @@ class Origin:
             return self._enter(checkpointer)
         found = checkpointer.recover_if_possible()
         assert found is not None  # where all are damaged, newest() has said so
-        told = _began(found).get("resume", {})
-        if _is_that(told, self._resume):
+        if _Place(self._resume).is_in(_began(found)):
             self._note += f"; it began at resume={self._resume}"
         else:
             logger.warning(
@@ -110,8 +104,8 @@ class Origin:
     def _go_back(self, checkpointer: Checkpointer) -> Checkpoint:
         """To a checkpoint in the run's own folder. Those made since then go before it, those of before do not."""
         own = [c for c in checkpointer.list_checkpoints() if c.reason != "error"]
-        since = [c for c in own if _is_that(_began(c).get("resume", {}), self._resume)]
-        for checkpoint in since:
+        place = _Place(self._resume)
+        for checkpoint in (c for c in own if place.is_in(_began(c))):
             try:
                 found = checkpointer.load_checkpoint(checkpoint)
             except DamagedCheckpointError as error:
@@ -151,6 +145,14 @@ class Origin:
         self._note += f"; as resume={self._resume} asks"
         return checkpoint
 
+    def _refuse_a_path(self) -> None:
+        if self._is_path():
+            raise ValueError(
+                f"resume={self._resume!r} needs a Brain with a checkpointer, which saves what comes after it: "
+                "Brain(..., checkpointer=Checkpointer(folder)). To begin with the weights that are there, and nothing "
+                f"else, give init_from={self._resume!r}."
+            )
+
     def _at_path(self, checkpointer: Checkpointer) -> Checkpoint:
         path = self._resume
         if not os.path.exists(path):
@@ -183,6 +185,11 @@ class Origin:
         )
 
     def _take_weights(self, checkpointer: Checkpointer | None, owner: Owner, path: str) -> Loaded:
+        if not os.path.exists(path):
+            raise ValueError(
+                f"init_from={path!r}: there is no such path; give a checkpoint, a folder of checkpoints, or a file "
+                "with a state dict"
+            )
         if checkpointer is None:
             checkpointer = Checkpointer(os.curdir)  # touches no disk: it knows which modules there are
             checkpointer.attach(owner)
@@ -223,7 +230,9 @@ class Origin:
         """
         if not self.lends():
             return None
-        if self._resume != NEVER and checkpointer is not None:
+        if checkpointer is None:
+            self._refuse_a_path()
+        elif self._resume != NEVER:
             if checkpointer.newest() is not None:
                 return None
             if self._is_path():
@@ -264,14 +273,20 @@ def _began(checkpoint: Checkpoint) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def _is_that(told: dict[str, Any], path: str) -> bool:
-    """Whether a note is of the checkpoint at a path, which may have been moved, or be gone, since."""
-    if told.get("path") == path:
-        return True
-    manifest = Path(path, MANIFEST)
-    if manifest.is_file():
-        return bool(told.get("manifest") == sha256_of(manifest))
-    return bool(told.get("name") == Path(os.path.abspath(path)).name)
+class _Place:
+    """The checkpoint at a path, which may have been moved, or be gone, since somebody noted it."""
+
+    def __init__(self, path: str) -> None:
+        manifest = Path(path, MANIFEST)
+        self._path, self._name = path, Path(os.path.abspath(path)).name
+        self._sum = sha256_of(manifest) if manifest.is_file() else None
+
+    def is_in(self, began: dict[str, Any]) -> bool:
+        """Whether it is the one that a note says a run was resumed from."""
+        told = began.get("resume", {})
+        if told.get("path") == self._path:
+            return True
+        return bool(told.get("manifest") == self._sum if self._sum else told.get("name") == self._name)
 
 
 def _same(one: str | os.PathLike[str], two: str | os.PathLike[str]) -> bool:

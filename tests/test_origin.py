@@ -310,6 +310,8 @@ def test_a_path_without_a_checkpointer(tmp_path: Path) -> None:
     run(tmp_path / "other", 1)
     with pytest.raises(ValueError, match="needs a Brain with a checkpointer.* give init_from='"):
         run(None, resume=tmp_path / "other")
+    with pytest.raises(ValueError, match="needs a Brain with a checkpointer.* give init_from='"):
+        small(resume=tmp_path / "other").evaluate(TEST)
     assert run(None, resume="never").optimizer_step == run(None, resume="auto").optimizer_step == 4
 
 
@@ -434,7 +436,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(bl.CheckpointError, match="do not fit, so nothing was loaded"):
         run(tmp_path / "own", init_from=tmp_path / "other", model=model)
     assert all(torch.equal(model.state_dict()[key], before[key]) for key in before)
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+    with pytest.raises(
+        ValueError, match="init_from='/nowhere': there is no such path; give a checkpoint, a folder"
+    ):
         run(tmp_path / "own", init_from="/nowhere")
     assert not (tmp_path / "own").exists()
 

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import brainlib as bl
-from brainlib.checkpoint import Checkpointer, CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.averaging import write_average
 from brainlib.common.files import sha256_of
 from tests.checkpoint.small import Counter, Trainer, fill, linear, value_of
+from tests.checkpoint.small import Foreground as Checkpointer
 from tests.checkpoint.test_speechbrain_folder import speechbrain_checkpoint
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "say_that_it_goes_on",
     "say_what_differs",
     "say_which_hparams_differ",
+    "standing",
     "warn_of_shadowed_options",
     "warn_of_unread_keys",
 ]
@@ -69,12 +70,21 @@ def say_from_where(
     origin.pass_over()
     note, otherwise = origin.lines(checkpointer)
     if loaded is not None:
-        where = f"epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"{run.epoch} epochs closed"
-        logger.info(
-            "resumed from %s: fit %d, %s, update %d%s", loaded.path, run.fit, where, run.optimizer_step, note
-        )
+        logger.info("resumed from %s: %s%s", loaded.path, standing(run), note)
     elif otherwise:
         logger.info("%s", otherwise)
+
+
+def standing(run: RunState) -> str:
+    """Where a run stands, for people.
+
+    >>> run = RunState()
+    >>> run.begin_fit(0, epoch_start=0)
+    >>> standing(run)
+    'fit 0, 0 epochs closed, update 0'
+    """
+    where = f"epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"{run.epoch} epochs closed"
+    return f"fit {run.fit}, {where}, update {run.optimizer_step}"
 
 
 def say_that_it_goes_on(run: RunState, number: int) -> None:

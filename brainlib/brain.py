@@ -29,6 +29,7 @@ from brainlib.announcements import (
     warn_of_unread_keys,
 )
 from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
+from brainlib.attempt import logging_for
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
 from brainlib.brain_state import MID_EPOCH_VALIDATION, NUM_SNAPSHOTS, BrainState, warn_of_unsaved
 from brainlib.common.asked import asked
@@ -770,7 +771,12 @@ class Brain:
         counters of its own and leaves those of the outer one alone.
         """
         # A hook of a validation may call fit, inside no_grad.
-        with in_experiment(self._experiment), torch.inference_mode(False), torch.enable_grad():
+        with (
+            in_experiment(self._experiment),
+            logging_for(self._state),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
             if self._fitting:
                 self._settle_verdict()
                 outside, self._scope = (self._scope, self.should_step), self._new_scope(inner=True)
@@ -876,6 +882,8 @@ class Brain:
     def _take_place(self, epoch_counter: Any, scope: FitScope, train: BatchSource) -> bool:
         """Begin this fit, or go on with it; False if it was finished before the checkpoint was made."""
         run, number = scope.run, self._fits_done
+        if not scope.inner:
+            self._state.begin_attempt()
         if not scope.inner and run.fit > number:
             logger.info(
                 "fit %d of this script was finished before the checkpoint was made: nothing to do", number
@@ -1167,6 +1175,7 @@ class Brain:
         try:
             with (
                 in_experiment(self._experiment),
+                logging_for(self._state, evaluating=True),
                 self._as_it_was(),
                 preserved_generators(),
                 weights_only,

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brainlib.announcements import say_which_hparams_differ
+from brainlib.announcements import say_which_hparams_differ, standing
+from brainlib.attempt import At, Attempt, Whereabouts, label_of
 from brainlib.checkpoint.recoverables import bare_module, nonfinite_among
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
@@ -43,6 +44,7 @@ class BrainState:
         self._brain = brain
         self.origin = Origin(brain._options.checkpoint_options)
         self._generators: dict[str, Any] | None = None
+        self._attempt: Attempt | None = None
         self.loaded = False
         self.window_buffers: dict[str, Tensor] = {}  # of the window that was open in what was loaded last
 
@@ -59,6 +61,59 @@ class BrainState:
     def closes_epoch(self) -> bool:
         """Whether a checkpoint taken now stands for a closed epoch: in the last hook of it, and between epochs."""
         return self._brain._outer.closing or self._brain._outer.run.step == 0
+
+    # ---- where the run stands, as its logs tell it
+
+    @property
+    def attempt(self) -> Attempt:
+        """This life of the run."""
+        if self._attempt is None:
+            checkpointer = self._brain.checkpointer
+            self._attempt = (
+                Attempt(label=label_of(type(self._brain).__name__))
+                if checkpointer is None
+                else Attempt(checkpointer.checkpoints_dir)
+            )
+        return self._attempt
+
+    def begin_attempt(self) -> None:
+        """An outer fit takes its place: the first of the process, or one that was interrupted in it."""
+        brain, run = self._brain, self._brain._outer.run
+        interrupted = self.attempt.known and run.fit == brain._fits_done and brain._pending is None
+        if interrupted:
+            self._attempt = self.attempt.goes_on(run.point(), f"goes on: {standing(run)}")
+        elif not self.attempt.known:
+            loaded, self.attempt.known = brain._pending, True
+            self.attempt.origin = None if loaded is None else run.point()
+            self.attempt.said = (
+                "started from scratch"
+                if loaded is None
+                else f"resumed from {loaded.path.name}: {standing(run)}"
+            )
+
+    def whereabouts(self) -> Whereabouts:
+        """Where something is logged that is logged now."""
+        return Whereabouts(self.attempt, self._place(), self._brain._outer.run.optimizer_step)
+
+    def _place(self) -> At:
+        brain, outer = self._brain, self._brain._outer
+        run = outer.run
+        in_its_fit = brain._fitting and run.fit == brain._fits_done and brain._pending is None
+        if not in_its_fit or not self.attempt.known:
+            return (brain._fits_done, -1, 0, 0)
+        fit, epoch, step = run.point(outer.closing)
+        if outer.closing or brain._extensions.firing:
+            return (fit, epoch, step, 0)
+        if outer.resumed is not None:  # on_stage_start of the open epoch runs once more
+            return (fit, epoch, 0, 1)
+        return (
+            fit,
+            epoch,
+            step,
+            int(outer.batch is None),
+        )  # no batch: before the first of the epoch, or after the last
+
+    # ---- what the manifest tells beside it
 
     def _has_untrained_batch(self) -> bool:
         """Whether the batch in hand is not trained on yet (a save at the beginning of it): it is not counted then."""
@@ -144,6 +199,7 @@ class BrainState:
         """Everything, as it will be at the resume point that a checkpoint taken now carries."""
         brain = self._brain
         brain._settle_verdict()
+        self.attempt.sync()
         run, closed = brain._outer.run, brain._outer.closing
         if run.recorded and run.verdict is None and brain.should_step and brain._fitting and run.micro:
             raise ValueError(

@@ -259,6 +259,7 @@ class Extensions:
             self._items[name] = (extension, trigger)
         # `sorted` is stable: among equal priorities the order given.
         self._items = dict(sorted(self._items.items(), key=lambda item: -item[1][0].priority))
+        self.firing = False  # whether one of them is being called
 
     def __len__(self) -> int:
         return len(self._items)
@@ -288,7 +289,11 @@ class Extensions:
         """
         for extension, trigger in self._items.values():
             if trigger(brain):
-                extension(brain)
+                self.firing = True
+                try:
+                    extension(brain)
+                finally:
+                    self.firing = False
 
     @contextmanager
     def evaluating(self, brain: Any, stage: Any) -> Iterator[None]:

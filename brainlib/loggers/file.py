@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from brainlib.attempt import whereabouts
 from brainlib.common.lines import append_line
 from brainlib.loggers.base import Groups, Stats, TrainLogger, one_line
 
@@ -12,7 +13,7 @@ __all__ = ["FileTrainLogger"]
 
 
 class FileTrainLogger(TrainLogger):
-    """Appends one line to a text file each time it is told something.
+    """Appends one line to a text file each time it is told something, and one where a run goes on.
 
     Args:
         save_file: the file; made, with its folder, at the first line.
@@ -35,7 +36,22 @@ class FileTrainLogger(TrainLogger):
             raise ValueError(f"precision={precision}: give the number of digits after the point, 0 or more")
         self.save_file = Path(save_file)
         self.precision = precision
+        self._wrote = False
 
     def write(self, meta: Stats, groups: Groups) -> None:
         """Append the line."""
+        self._announce()
         append_line(self.save_file, one_line(meta, groups, self.precision))
+        self._wrote = True
+
+    def _announce(self) -> None:
+        """Before the first line of an attempt: where it goes on. Nobody has to wonder why epochs stand there twice."""
+        here, path = whereabouts(self.save_file), self.save_file.absolute()
+        if here is None or not here.attempt.known or path in here.attempt.announced:
+            return
+        attempt = here.attempt
+        attempt.announced.add(path)
+        if attempt.origin is not None:
+            append_line(path, f"--- {attempt.said}; lines above that come after this are superseded")
+        elif not self._wrote and path.exists():
+            append_line(path, f"--- {attempt.said}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from brainlib.attempt import Whereabouts, surviving, whereabouts
 from brainlib.common.errors import quoted
 from brainlib.common.lines import append_line
 from brainlib.common.logs import logger
@@ -16,15 +17,16 @@ from brainlib.loggers.base import Groups, Stats, TrainLogger
 
 __all__ = ["JsonlLogger", "read_metrics"]
 
-OWN_KEYS = ("train", "valid", "test", "time")
+OWN_KEYS = ("train", "valid", "test", "time", "run")
 
 
 class JsonlLogger(TrainLogger):
     """Appends one JSON object to a file each time it is told something.
 
     The object holds the meta values at its top, the stats under "train", "valid" and "test", and under "time" the
-    seconds since 1970. It is strict JSON: NaN and the infinities are the texts "nan", "inf" and "-inf", which
-    `read_metrics` turns back into numbers.
+    seconds since 1970. What is logged in a run of a Brain says under "run" where it belongs, so that `read_metrics` can
+    leave out what a resumed run has logged anew. It is strict JSON: NaN and the infinities are the texts "nan", "inf"
+    and "-inf", which `read_metrics` turns back into numbers.
 
     Args:
         path: the file, usually ``metrics.jsonl`` in the folder of the experiment; made, with its folder, at the first
@@ -32,7 +34,7 @@ class JsonlLogger(TrainLogger):
         clock: a function that returns seconds since 1970; tests pass their own.
 
     Raises:
-        ValueError: when a meta value is called "train", "valid", "test" or "time".
+        ValueError: when a meta value is called "train", "valid", "test", "time" or "run".
 
     Example:
         >>> import tempfile
@@ -54,20 +56,39 @@ class JsonlLogger(TrainLogger):
                 f"stats_meta has the keys {quoted(taken)}, which {self.path.name} uses itself; its own keys are "
                 f"{quoted(OWN_KEYS)}. Give yours another name."
             )
-        append_line(self.path, to_json({**meta, **groups, "time": round(self._clock(), 3)}))
+        row = {**meta, **groups, "time": round(self._clock(), 3)}
+        here = whereabouts(self.path)
+        if here is not None:
+            row["run"] = self.told(here)
+        append_line(self.path, to_json(row))
+
+    def told(self, here: Whereabouts) -> dict[str, Any]:
+        """What stands under "run"; `surviving` reads it."""
+        attempt, path = here.attempt, self.path.absolute()
+        name = attempt.name_in(path.parent)
+        if path not in attempt.numbers:
+            attempt.numbers[path] = _last_attempt(path, name) + 1
+        told: dict[str, Any] = {"name": name, "attempt": attempt.numbers[path]}
+        if attempt.known:
+            told["from"] = attempt.origin
+        return {**told, "at": here.at, "optimizer_step": here.optimizer_step}
 
 
-def read_metrics(path: str | os.PathLike[str], merge_by: str | Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``, oldest first.
+def read_metrics(
+    path: str | os.PathLike[str], merge_by: str | Sequence[str] = (), *, superseded: bool = False
+) -> list[dict[str, Any]]:
+    """The rows of a ``metrics.jsonl`` that stand, oldest first.
 
-    A line that is not whole (the process died while it wrote) is left out, with a warning.
+    A run that was killed and resumed has logged again what came after the checkpoint: each row is here once, with the
+    values that the run went on with. A line that is not whole (the process died while it wrote) is left out, with a
+    warning. Rows that were logged outside of a Brain, or by a brainlib that did not count attempts, all stand.
 
     Args:
         path: the file.
-        merge_by: meta keys that tell rows apart, such as "epoch". Rows that agree in all of them become one, in the
-            place of the first; where they have a value in common, the later one counts. This joins what several callers
-            logged about an epoch, and an epoch that was logged again because the run was cut before it was saved. Rows
-            without these keys are kept as they are.
+        merge_by: meta keys that tell rows apart, such as "epoch". Rows of one fit that agree in all of them become one,
+            in the place of the first; where they have a value in common, the later one counts. This joins what several
+            callers logged about an epoch. Rows without these keys are kept as they are.
+        superseded: whether the rows that no longer stand are wanted, too: every row of the file.
 
     Raises:
         FileNotFoundError: when there is no such file.
@@ -84,25 +105,52 @@ def read_metrics(path: str | os.PathLike[str], merge_by: str | Sequence[str] = (
     path = Path(path)
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = from_json(line)
-        except ValueError:  # also what is not UTF-8
-            row = None
-        if isinstance(row, dict):
+        row = _row(line)
+        if row is not None:
             rows.append(row)
-        else:
+        elif line.strip():
             logger.warning("%s: line %d is not whole and is left out", path, number)
+    if not superseded:
+        stands = surviving([row.get("run") for row in rows])
+        rows = [row for row, kept in zip(rows, stands, strict=True) if kept]
     keys = (merge_by,) if isinstance(merge_by, str) else tuple(merge_by)
     return _merged(rows, keys) if keys else rows
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The object on a line; None for one that is empty or not whole."""
+    try:
+        row = from_json(line)
+    except ValueError:  # also what is not UTF-8
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _last_attempt(path: Path, name: str) -> int:
+    """The number of the newest attempt of this run in the file; 0 when there is none."""
+    if not path.exists():
+        return 0
+    for line in reversed(path.read_bytes().split(b"\n")):
+        run = (_row(line) or {}).get("run")
+        if isinstance(run, dict) and run.get("name") == name:
+            return int(run["attempt"])
+    return 0
+
+
+def _fit_of(row: dict[str, Any]) -> Any:
+    """Run and fit that a row is about; what was logged after a fit is about that one."""
+    run = row.get("run")
+    if not isinstance(run, dict) or "at" not in run:
+        return None
+    fit, epoch = run["at"][:2]
+    return [run.get("name"), fit - 1 if epoch < 0 < fit else fit]
 
 
 def _merged(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
     merged: list[dict[str, Any]] = []
     places: dict[str, int] = {}
     for row in rows:
-        identity = to_json([row.get(key) for key in keys])
+        identity = to_json([_fit_of(row), *(row.get(key) for key in keys)])
         if not all(key in row for key in keys):
             merged.append(row)
         elif identity not in places:

@@ -1,0 +1,228 @@
+"""Which attempt of a run is logging, where in the run it stands, and what a later attempt supersedes.
+
+A run that is killed and started again repeats what came after the checkpoint from which it goes on, and logs it again.
+Nothing is taken out of a log; each line says where in the run it belongs, and a reader leaves out what was repeated:
+
+- `Attempt` is one life of a run: from the start of a script until it ends or is killed.
+- `Whereabouts` is what a logger writes beside its numbers. The Brain gives it; a logger asks `whereabouts`, so that one
+  which a hook calls by itself knows as much as one that was given to the Brain.
+- `surviving` tells which lines stand.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from brainlib.common.files import DISK
+from brainlib.common.logs import logger
+
+__all__ = ["At", "Attempt", "Point", "Whereabouts", "label_of", "logging_for", "surviving", "whereabouts"]
+
+Point = tuple[int, int, int]  # a resume point: fit, epochs closed in it, batches trained on in the open one
+
+# A resume point, and whether a run that resumes there does this again (1) or has done it (0). What a script does before
+# fit f, outside of fits, is at (f, -1, 0, 0): it is done again in any case. The order of the tuples is that of the run.
+At = tuple[int, int, int, int]
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One life of a run. A fit that an error or Ctrl-C has interrupted, and that is called again, begins another.
+
+    Args:
+        folder: of the run's checkpoints, by which an attempt knows the ones before it; None without a Checkpointer.
+        label: what the run is called where there is no folder.
+        known: whether it is known from where it goes on; not before the first fit has begun.
+        origin: the resume point that it goes on from; None: from scratch.
+        said: the same for people.
+        logs: files into which something was logged from inside the run.
+        unsynced: those with lines that a power cut could take.
+        numbers: which attempt it is in each log.
+        announced: logs for people that tell of it.
+
+    Example:
+        >>> Attempt(Path("results/save")).name_in(Path("results"))
+        'save'
+    """
+
+    folder: Path | None = None
+    label: str = ""
+    known: bool = False
+    origin: Point | None = None
+    said: str = ""
+    logs: set[Path] = field(default_factory=set)
+    unsynced: set[Path] = field(default_factory=set)
+    numbers: dict[Path, int] = field(default_factory=dict)
+    announced: set[Path] = field(default_factory=set)
+
+    def name_in(self, folder: Path) -> str:
+        """What tells this run from others that log into a file in `folder`; it stays the same when both are moved."""
+        return self.label if self.folder is None else os.path.relpath(self.folder, folder)
+
+    def goes_on(self, origin: Point, said: str) -> Attempt:
+        """The next attempt of the same run in the same process."""
+        return Attempt(self.folder, self.label, True, origin, said, self.logs, self.unsynced)
+
+    def repeats(self, at: At) -> bool:
+        """Whether what is done there had been done before the checkpoint was made."""
+        return self.known and self.origin is not None and at <= (*self.origin, 0)
+
+    def sync(self) -> None:
+        """Bring the logs to the disk. Called before a checkpoint is made: what was logged before it is not repeated."""
+        while self.unsynced:
+            path = self.unsynced.pop()
+            try:
+                descriptor = DISK.open_end(path)
+                try:
+                    DISK.fsync(descriptor)
+                finally:
+                    DISK.close(descriptor)
+                DISK.fsync_dir(path.parent)
+            except OSError as error:  # a log must not keep the run from being saved
+                logger.warning("%s may lose its last lines in a power cut: %s", path, error)
+
+
+class Run(Protocol):
+    """What can say where it stands."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The one that is running."""
+
+    def whereabouts(self) -> Whereabouts:
+        """Where it stands now."""
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where in which attempt something is logged.
+
+    >>> Whereabouts(Attempt(label="run"), at=(0, 2, 5, 0), optimizer_step=25).whereabouts().at
+    (0, 2, 5, 0)
+    """
+
+    attempt: Attempt
+    at: At
+    optimizer_step: int  # updates of the whole run so far
+
+    def whereabouts(self) -> Whereabouts:
+        """These: of a run that stands still."""
+        return self
+
+
+_run: ContextVar[Run | None] = ContextVar(
+    "brainlib_run", default=None
+)  # the one inside whose methods this is
+_latest: list[Whereabouts] = []  # of the one whose method ended last; at most one
+_labels: Counter[str] = Counter()
+
+
+def label_of(name: str) -> str:
+    """A name for a run without a folder: that of its class, with a number for the second of this process and so on.
+
+    >>> label_of("Doctest"), label_of("Doctest")
+    ('Doctest', 'Doctest-2')
+    """
+    _labels[name] += 1
+    return name if _labels[name] == 1 else f"{name}-{_labels[name]}"
+
+
+@contextmanager
+def logging_for(run: Run, evaluating: bool = False) -> Iterator[None]:
+    """Inside, what is logged belongs to this run.
+
+    What a hook of one Brain does with another one belongs to the first: it is done again with that hook. In the same
+    way, `evaluating` a Brain that has not been trained belongs to the one that was trained before it.
+    """
+    if _run.get() is not None:
+        yield
+        return
+    after_another = evaluating and _latest and not run.attempt.known
+    token = _run.set(_latest[0] if after_another else run)
+    try:
+        yield
+    finally:
+        _run.reset(token)
+        if not after_another:
+            _latest[:] = [run.whereabouts()]
+
+
+def whereabouts(log: Path) -> Whereabouts | None:
+    """Where in a run something is logged now; None where it belongs to none.
+
+    Args:
+        log: the file. What a script logs outside of all methods of a Brain belongs to the run that was there last,
+            where that one has logged into the same file.
+
+    >>> log = Path("metrics.jsonl")
+    >>> with logging_for(Whereabouts(Attempt(label="run"), at=(0, 2, 5, 0), optimizer_step=25)):
+    ...     whereabouts(log).at
+    (0, 2, 5, 0)
+    >>> whereabouts(log) is not None, whereabouts(Path("elsewhere.jsonl")) is not None
+    (True, False)
+    """
+    run, log = _run.get(), log.absolute()
+    here = run.whereabouts() if run is not None else _latest[0] if _latest else None
+    if here is None or (run is None and log not in here.attempt.logs):
+        return None
+    here.attempt.logs.add(log)
+    here.attempt.unsynced.add(log)
+    return here
+
+
+def surviving(runs: Sequence[Any]) -> list[bool]:
+    """Which lines of a log stand.
+
+    Args:
+        runs: what stands under "run" in each line, in the order of the file: ``name`` of the run, the number of the
+            ``attempt``, ``at`` (see `At`) and, once it is known, ``from``, the resume point. A line that holds None or
+            something else there stands in any case.
+
+    Superseded is what comes after the point that a later attempt went on from, and what an attempt repeats of which the
+    earlier line stands.
+
+    >>> first = [{"name": "save", "attempt": 1, "from": None, "at": [0, 0, step, 0]} for step in (1, 2, 3)]
+    >>> second = [{"name": "save", "attempt": 2, "from": [0, 0, 1], "at": [0, 0, step, 0]} for step in (2, 3)]
+    >>> surviving(first + second)
+    [True, False, False, True, True]
+    """
+    told = [run if _is_told(run) else None for run in runs]
+    origins: dict[
+        tuple[str, int], tuple[float, ...]
+    ] = {}  # by name and attempt: what comes after it is its own
+    for run in told:
+        if run is not None and "from" in run:
+            scratch = run["from"] is None
+            origins[run["name"], run["attempt"]] = (-1,) if scratch else (*run["from"], 0)
+    ends: dict[tuple[str, int], tuple[float, ...]] = {}  # what comes after it is a later attempt's
+    first: dict[
+        tuple[str, At], int
+    ] = {}  # by name and place: the first attempt with a line there that stands
+    stands = []
+    for run in told:
+        if run is None:
+            stands.append(True)
+            continue
+        name, attempt, at = run["name"], run["attempt"], tuple(run["at"])
+        life = (name, attempt)
+        if life not in ends:
+            later = [origin for (other, n), origin in origins.items() if other == name and n > attempt]
+            ends[life] = min(later, default=(math.inf,))
+        stands.append(
+            at <= ends[life] and (at > origins.get(life, (-1,)) or first.get((name, at), attempt) == attempt)
+        )
+        if stands[-1]:
+            first.setdefault((name, at), attempt)
+    return stands
+
+
+def _is_told(run: Any) -> bool:
+    return isinstance(run, dict) and {"name", "attempt", "at"} <= run.keys()

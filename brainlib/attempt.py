@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,6 +31,12 @@ Point = tuple[int, int, int]  # a resume point: fit, epochs closed in it, batche
 # A resume point, and whether a run that resumes there does this again (1) or has done it (0). What a script does before
 # fit f, outside of fits, is at (f, -1, 0, 0): it is done again in any case. The order of the tuples is that of the run.
 At = tuple[int, int, int, int]
+
+
+_Place = tuple[float, ...]
+_Life = tuple[str, int]  # name of a run, number of the attempt
+_SCRATCH: _Place = (-1,)  # before every place
+_UNKNOWN: _Place = (math.inf,)  # after every place
 
 
 @dataclass(eq=False)
@@ -136,31 +142,29 @@ def label_of(name: str) -> str:
 
 
 @contextmanager
-def logging_for(run: Run, evaluating: bool = False) -> Iterator[None]:
+def logging_for(run: Run) -> Iterator[None]:
     """Inside, what is logged belongs to this run.
 
-    What a hook of one Brain does with another one belongs to the first: it is done again with that hook. In the same
-    way, `evaluating` a Brain that has not been trained belongs to the one that was trained before it.
+    What a hook of one Brain does with another one belongs to the first: it is done again with that hook.
     """
     if _run.get() is not None:
         yield
         return
-    after_another = evaluating and _latest and not run.attempt.known
-    token = _run.set(_latest[0] if after_another else run)
+    token = _run.set(run)
     try:
         yield
     finally:
         _run.reset(token)
-        if not after_another:
-            _latest[:] = [run.whereabouts()]
+        _latest[:] = [run.whereabouts()]
 
 
-def whereabouts(log: Path) -> Whereabouts | None:
+def whereabouts(log: Path, is_its: Callable[[Attempt], bool] = lambda attempt: False) -> Whereabouts | None:
     """Where in a run something is logged now; None where it belongs to none.
 
     Args:
         log: the file. What a script logs outside of all methods of a Brain belongs to the run that was there last,
             where that one has logged into the same file.
+        is_its: whether an earlier attempt of the same run has logged into it.
 
     >>> log = Path("metrics.jsonl")
     >>> with logging_for(Whereabouts(Attempt(label="run"), at=(0, 2, 5, 0), optimizer_step=25)):
@@ -171,7 +175,7 @@ def whereabouts(log: Path) -> Whereabouts | None:
     """
     run, log = _run.get(), log.absolute()
     here = run.whereabouts() if run is not None else _latest[0] if _latest else None
-    if here is None or (run is None and log not in here.attempt.logs):
+    if here is None or (run is None and log not in here.attempt.logs and not is_its(here.attempt)):
         return None
     here.attempt.logs.add(log)
     here.attempt.unsynced.add(log)
@@ -194,35 +198,44 @@ def surviving(runs: Sequence[Any]) -> list[bool]:
     >>> surviving(first + second)
     [True, False, False, True, True]
     """
-    told = [run if _is_told(run) else None for run in runs]
-    origins: dict[
-        tuple[str, int], tuple[float, ...]
-    ] = {}  # by name and attempt: what comes after it is its own
-    for run in told:
-        if run is not None and "from" in run:
-            scratch = run["from"] is None
-            origins[run["name"], run["attempt"]] = (-1,) if scratch else (*run["from"], 0)
-    ends: dict[tuple[str, int], tuple[float, ...]] = {}  # what comes after it is a later attempt's
-    first: dict[
-        tuple[str, At], int
-    ] = {}  # by name and place: the first attempt with a line there that stands
+    lines = [_line(run) for run in runs]
+    begins: dict[_Life, _Place] = {}
+    for life, _, begin in filter(None, lines):
+        begins[life] = min(begin, begins.get(life, _UNKNOWN))
+    ends = _close(begins)
+    standing: dict[tuple[str, _Place], _Life] = {}  # the first life with a line at this place that stands
     stands = []
-    for run in told:
-        if run is None:
-            stands.append(True)
-            continue
-        name, attempt, at = run["name"], run["attempt"], tuple(run["at"])
-        life = (name, attempt)
-        if life not in ends:
-            later = [origin for (other, n), origin in origins.items() if other == name and n > attempt]
-            ends[life] = min(later, default=(math.inf,))
-        stands.append(
-            at <= ends[life] and (at > origins.get(life, (-1,)) or first.get((name, at), attempt) == attempt)
-        )
-        if stands[-1]:
-            first.setdefault((name, at), attempt)
+    for line in lines:
+        kept = True
+        if line is not None:
+            life, at, _ = line
+            kept = at <= ends[life]
+            if kept and standing.setdefault((life[0], at), life) != life:
+                kept = at > begins[life] or begins[life] == _UNKNOWN
+        stands.append(kept)
     return stands
 
 
-def _is_told(run: Any) -> bool:
-    return isinstance(run, dict) and {"name", "attempt", "at"} <= run.keys()
+def _line(run: Any) -> tuple[_Life, _Place, _Place] | None:
+    """Whose line it is, where it stands, and where that life begins."""
+    if not isinstance(run, dict) or not {"name", "attempt", "at"} <= run.keys():
+        return None
+    begin = _UNKNOWN if "from" not in run else _SCRATCH if run["from"] is None else (*run["from"], 0)
+    return (run["name"], run["attempt"]), tuple(run["at"]), begin
+
+
+def _close(begins: dict[_Life, _Place]) -> dict[_Life, _Place]:
+    """For each life of a run the place after which a later one has taken over.
+
+    One that ended before its first fit would have gone on from where the next one did: that is put into `begins`.
+    """
+    ends: dict[_Life, _Place] = {}
+    later: dict[
+        str, tuple[_Place, _Place]
+    ] = {}  # by name: where the next life begins, and the earliest of all later
+    for life in sorted(begins, reverse=True):
+        following, ends[life] = later.get(life[0], (_UNKNOWN, _UNKNOWN))
+        if begins[life] == _UNKNOWN:
+            begins[life] = following
+        later[life[0]] = (begins[life], min(begins[life], ends[life]))
+    return ends

@@ -1175,7 +1175,7 @@ class Brain:
         try:
             with (
                 in_experiment(self._experiment),
-                logging_for(self._state, evaluating=True),
+                logging_for(self._state),
                 self._as_it_was(),
                 preserved_generators(),
                 weights_only,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from brainlib.attempt import Whereabouts, surviving, whereabouts
+from brainlib.attempt import Attempt, Whereabouts, surviving, whereabouts
 from brainlib.common.errors import quoted
 from brainlib.common.lines import append_line
 from brainlib.common.logs import logger
@@ -57,21 +57,29 @@ class JsonlLogger(TrainLogger):
                 f"{quoted(OWN_KEYS)}. Give yours another name."
             )
         row = {**meta, **groups, "time": round(self._clock(), 3)}
-        here = whereabouts(self.path)
+        here = self.whereabouts()
         if here is not None:
             row["run"] = self.told(here)
         append_line(self.path, to_json(row))
 
+    def whereabouts(self) -> Whereabouts | None:
+        """Where in a run a row belongs that is logged now."""
+        return whereabouts(self.path, is_its=lambda attempt: self._number_of(attempt) > 1)
+
     def told(self, here: Whereabouts) -> dict[str, Any]:
-        """What stands under "run"; `surviving` reads it."""
-        attempt, path = here.attempt, self.path.absolute()
-        name = attempt.name_in(path.parent)
-        if path not in attempt.numbers:
-            attempt.numbers[path] = _last_attempt(path, name) + 1
-        told: dict[str, Any] = {"name": name, "attempt": attempt.numbers[path]}
+        """What stands under "run" then; `surviving` reads it."""
+        attempt = here.attempt
+        told = {"name": attempt.name_in(self.path.parent), "attempt": self._number_of(attempt)}
         if attempt.known:
             told["from"] = attempt.origin
         return {**told, "at": here.at, "optimizer_step": here.optimizer_step}
+
+    def _number_of(self, attempt: Attempt) -> int:
+        """Which attempt of its run it is in this file, from 1."""
+        path = self.path.absolute()
+        if path not in attempt.numbers:
+            attempt.numbers[path] = _last_attempt(path, attempt.name_in(self.path.parent)) + 1
+        return attempt.numbers[path]
 
 
 def read_metrics(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from brainlib.attempt import Attempt, Whereabouts, surviving, whereabouts
+from brainlib.attempt import Attempt, Whereabouts, surviving
 from brainlib.common.logs import logger
 from brainlib.loggers.base import Groups, Stats, TrainLogger
 from brainlib.loggers.jsonl import JsonlLogger, read_metrics
@@ -62,7 +62,7 @@ class TensorboardLogger(TrainLogger):
 
     def write(self, meta: Stats, groups: Groups) -> None:
         """Write and flush, so that a run which is killed has them."""
-        here = whereabouts(self._rows.path)
+        here = self._rows.whereabouts()
         if here is not None and not self._stands(here):
             return
         x = self._place(meta, here is not None)

@@ -1,0 +1,249 @@
+"""A run that was killed and resumed reads like one that was not: each thing that was logged is there once."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import brainlib as bl
+from tests.contracts.brains import SEVEN
+from tests.loggers.diary import Plan, rows, run
+from tests.recipes.warm import WarmScript
+
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ("metrics.jsonl", "losses.jsonl")
+KILLED = -9
+
+Read = dict[str, list[dict[str, Any]]]
+
+
+class Cut(BaseException):
+    """The end of the process, as far as the Brain can tell."""
+
+
+def cut() -> None:
+    raise Cut
+
+
+def read(folder: Path) -> Read:
+    return {name: rows(folder / name) for name in LOGS}
+
+
+def again(folder: Path, plan: Plan) -> Plan:
+    """For the next start: other initial weights, so that what is right at the end came from a checkpoint."""
+    return replace(plan, global_seed=991 if any((folder / "save").glob("*-*")) else plan.global_seed)
+
+
+def lives(folder: Path, plan: Plan, *last_moments: int) -> Read:
+    """What stands in the logs of a run that was cut at these moments of its lives, and then was not."""
+    for last in last_moments:
+        with pytest.raises(Cut):
+            run(folder, replace(again(folder, plan), last_moment=last), end=cut)
+    run(folder, again(folder, plan))
+    return read(folder)
+
+
+# -------------------------------------------------------------------------------------------------------- cut anywhere
+
+# How it saves, and at which moments it is cut: others in each row, so that together they are most of them.
+PLANS: dict[str, tuple[Plan, range]] = {
+    **{
+        f"{cls.__name__}, every three updates": (
+            Plan(cls.__name__, options={"ckpt_interval_steps": 3}),
+            range(1 + 2 * number, 200, 16),
+        )
+        for number, cls in enumerate(SEVEN)
+    },
+    "every update": (Plan(options={"ckpt_interval_steps": 1}), range(2, 200, 16)),
+    "windows of three": (
+        Plan(options={"ckpt_interval_steps": 1, "grad_accumulation_factor": 3}),
+        range(4, 200, 16),
+    ),
+    "each epoch": (Plan(), range(6, 200, 16)),
+    "last line of the hook": (Plan(saves="valid"), range(8, 200, 16)),
+    "in an inner fit's Brain": (Plan("InnerFit", saves="valid"), range(12, 200, 16)),
+    "first line of the hook": (Plan(saves="before logging"), range(10, 200, 8)),
+    "inside windows": (Plan(saves="batch", options={"grad_accumulation_factor": 3}), range(14, 200, 16)),
+    "validation in mid-epoch": (
+        Plan(options={"ckpt_interval_steps": 1, "valid_interval_steps": 2}),
+        range(16, 200, 16),
+    ),
+    "saved in a validation in mid-epoch": (
+        Plan(saves="valid", options={"valid_interval_steps": 2}),
+        range(3, 200, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_cut_anywhere_and_resumed(name: str, tmp_path: Path) -> None:
+    plan, moments = PLANS[name]
+    num_moments = run(tmp_path / "uncut", plan).number
+    expected = read(tmp_path / "uncut")
+    assert num_moments > 80 and [len(expected[log]) for log in LOGS] >= [30, 4]
+    for last in range(moments.start, num_moments + 1, moments.step):
+        assert lives(tmp_path / str(last), plan, last) == expected, f"cut at moment {last} of {num_moments}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cut_several_times(seed: int, tmp_path: Path) -> None:
+    plan = Plan(options={"ckpt_interval_steps": 2, "valid_interval_steps": 4})
+    draw = random.Random(seed)
+    last_moments = [draw.randrange(1, 40) for _ in range(5)]
+    run(tmp_path / "uncut", plan)
+    assert lives(tmp_path / "cut", plan, *last_moments) == read(tmp_path / "uncut"), last_moments
+    numbers = [row["run"]["attempt"] for row in bl.read_metrics(tmp_path / "cut" / LOGS[0], superseded=True)]
+    assert numbers == sorted(numbers) and numbers[-1] == 6
+
+
+def test_cut_before_the_first_checkpoint(tmp_path: Path) -> None:
+    plan = Plan()
+    run(tmp_path / "uncut", plan)
+    assert lives(tmp_path / "cut", plan, 12) == read(tmp_path / "uncut")
+    stands = {row["run"]["attempt"] for row in bl.read_metrics(tmp_path / "cut" / "metrics.jsonl")}
+    assert stands == {2}
+
+
+def test_a_damaged_checkpoint_takes_what_came_after_the_one_before_it(tmp_path: Path) -> None:
+    plan = Plan(options={"ckpt_interval_steps": 3})
+    run(tmp_path / "uncut", plan)
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", replace(plan, last_moment=50), end=cut)
+    newest = bl.Checkpointer(tmp_path / "cut" / "save").list_checkpoints()[0]
+    (newest.path / "model.pt").write_bytes(b"no model")
+    assert lives(tmp_path / "cut", plan) == read(tmp_path / "uncut")
+
+
+def test_a_finished_run_started_again(tmp_path: Path) -> None:
+    """It trains no more, evaluates once more, and each evaluation is there once."""
+    expected = lives(tmp_path, Plan())
+    assert lives(tmp_path, Plan()) == expected
+    assert lives(tmp_path, Plan()) == expected
+
+
+# --------------------------------------------------------------------------------------------- processes, really killed
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[WarmScript]:
+    with WarmScript(ROOT / "tests" / "loggers" / "diary.py", ROOT) as warm:
+        yield warm
+
+
+def start(script: WarmScript, folder: Path, plan: Plan) -> int:
+    folder.mkdir(exist_ok=True)
+    status = script.run(str(folder), json.dumps(asdict(plan)), output=folder / "output.txt")
+    assert status in (0, KILLED), (folder / "output.txt").read_text()
+    return status
+
+
+def test_killed_processes(script: WarmScript, tmp_path: Path) -> None:
+    plan = Plan(options={"ckpt_interval_steps": 3}, saves="valid")
+    assert start(script, tmp_path / "uncut", plan) == 0
+    for number, last_moments in enumerate([(5,), (31, 2), (44, 17, 30), (93,)]):
+        folder = tmp_path / str(number)
+        for last in last_moments:
+            assert start(script, folder, replace(again(folder, plan), last_moment=last)) == KILLED
+        assert start(script, folder, again(folder, plan)) == 0
+        assert read(folder) == read(tmp_path / "uncut"), last_moments
+
+
+def test_killed_in_the_middle_of_a_line(script: WarmScript, tmp_path: Path) -> None:
+    """Half a line swallows neither the line before it nor the next attempt's first."""
+    plan = Plan(options={"ckpt_interval_steps": 1})
+    assert start(script, tmp_path / "uncut", plan) == 0
+    for torn in (1, 4, 11):
+        folder = tmp_path / str(torn)
+        assert start(script, folder, replace(plan, torn=torn)) == KILLED
+        assert not (folder / "metrics.jsonl").read_bytes().endswith(b"\n")
+        assert start(script, folder, again(folder, plan)) == 0
+        assert read(folder) == read(tmp_path / "uncut")
+
+
+def test_killed_from_outside_while_it_logs(script: WarmScript, tmp_path: Path) -> None:
+    plan = Plan(options={"ckpt_interval_steps": 2})
+    assert start(script, tmp_path / "uncut", plan) == 0
+    folder, log = tmp_path / "cut", tmp_path / "cut" / "metrics.jsonl"
+    folder.mkdir()
+    for least in (3, 9, 14, 20):
+        words = str(folder), json.dumps(asdict(again(folder, plan)))
+        status = script.run(
+            *words,
+            output=folder / "output.txt",
+            kill_when=lambda least=least: log.exists() and log.read_bytes().count(b"\n") >= least,
+        )
+        assert status in (0, KILLED)
+    assert start(script, folder, again(folder, plan)) == 0
+    assert read(folder) == read(tmp_path / "uncut")
+
+
+# -------------------------------------------------------------------------------------------------------- TensorBoard
+
+
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def page(folder: Path) -> Curves:
+    """What TensorBoard shows: its own reader of event files drops what a restart has purged."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "events"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    curves = {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
+    for tag, points in curves.items():
+        steps = [step for step, _ in points]
+        assert steps == sorted(steps), f"the steps of {tag} run backwards: {steps}"
+    return curves
+
+
+@pytest.mark.parametrize("last_moments", [(5,), (23,), (52, 38), (81,), (95,)], ids=str)
+def test_a_page_of_tensorboard_shows_each_point_once(last_moments: tuple[int, ...], tmp_path: Path) -> None:
+    """Two axes in one folder, two fits whose epochs begin anew, and points that a purge takes of the other axis."""
+    plan = Plan(tensorboard=True, saves="valid", options={"ckpt_interval_steps": 4})
+    lives(tmp_path / "uncut", plan)
+    lives(tmp_path / "cut", plan, *last_moments)
+    expected = page(tmp_path / "uncut")
+    assert [step for step, _ in expected["batch loss/train"]] == list(range(1, 16))
+    assert [step for step, _ in expected["loss/train"]] == [0, 1, 2]
+    assert page(tmp_path / "cut") == expected
+
+
+def test_a_killed_process_and_tensorboard(script: WarmScript, tmp_path: Path) -> None:
+    plan, cut = Plan(tensorboard=True, options={"ckpt_interval_steps": 4}), tmp_path / "cut"
+    assert start(script, tmp_path / "uncut", plan) == 0
+    for last in (37, 20):
+        assert start(script, cut, replace(again(cut, plan), last_moment=last)) == KILLED
+    assert start(script, cut, again(cut, plan)) == 0
+    assert page(cut) == page(tmp_path / "uncut")
+
+
+def test_a_clock_that_was_set_back_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "events.out.tfevents.9000000000.here.1.0").write_bytes(b"")
+    log = bl.TensorboardLogger(tmp_path)
+    log.log_stats({"epoch": 1}, {"loss": 0.5})
+    log.close()
+    assert (
+        "in the future: what is logged before then is shown in the wrong order. Set the clock." in caplog.text
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- for people
+
+
+def test_the_line_for_people_says_that_the_run_was_resumed(tmp_path: Path) -> None:
+    plan = Plan(options={"ckpt_interval_steps": 3})
+    lives(tmp_path, plan, 12, 50, 35)
+    marks = [line for line in (tmp_path / "log.txt").read_text().splitlines() if line.startswith("---")]
+    assert marks == [
+        "--- resumed from step-00000009: fit 0, epoch 2, after batch 4, update 9; "
+        "lines above that come after this are superseded",
+        "--- resumed from step-00000012: fit 1, epoch 1, after batch 2, update 12; "
+        "lines above that come after this are superseded",
+    ]

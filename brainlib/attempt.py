@@ -202,16 +202,21 @@ def surviving(runs: Sequence[Any]) -> list[bool]:
     begins: dict[_Life, _Place] = {}
     for life, _, begin in filter(None, lines):
         begins[life] = min(begin, begins.get(life, _UNKNOWN))
+    trained = {life for life, begin in begins.items() if begin != _UNKNOWN}
     ends = _close(begins)
-    standing: dict[tuple[str, _Place], _Life] = {}  # the first life with a line at this place that stands
+
+    # Of those lives that trained, the first with a line at a place that stands.
+    first: dict[tuple[str, _Place], _Life] = {}
     stands = []
     for line in lines:
         kept = True
         if line is not None:
             life, at, _ = line
-            kept = at <= ends[life]
-            if kept and standing.setdefault((life[0], at), life) != life:
-                kept = at > begins[life] or begins[life] == _UNKNOWN
+            begin, here = begins[life], (life[0], at)
+            repeated = at <= begin != _UNKNOWN and first.get(here, life) != life
+            kept = at <= ends[life] and not repeated
+            if kept and life in trained:
+                first.setdefault(here, life)
         stands.append(kept)
     return stands
 
@@ -230,9 +235,8 @@ def _close(begins: dict[_Life, _Place]) -> dict[_Life, _Place]:
     One that ended before its first fit would have gone on from where the next one did: that is put into `begins`.
     """
     ends: dict[_Life, _Place] = {}
-    later: dict[
-        str, tuple[_Place, _Place]
-    ] = {}  # by name: where the next life begins, and the earliest of all later
+    # By name: where the next life begins, and the earliest beginning of all later ones.
+    later: dict[str, tuple[_Place, _Place]] = {}
     for life in sorted(begins, reverse=True):
         following, ends[life] = later.get(life[0], (_UNKNOWN, _UNKNOWN))
         if begins[life] == _UNKNOWN:

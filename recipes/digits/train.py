@@ -80,7 +80,7 @@ class DigitsBrain(bl.Brain):
         self.stats[stage] = {"loss": stage_loss, "accuracy": accuracy}
         if stage is not Stage.VALID:
             return
-        # Log first, then save: killed in between, the epoch is logged twice. The other way round it would be missing.
+        # Log first, then save: killed in between, the epoch is logged again. The other way round it would be missing.
         test_stats = self.watch_test()
         meta = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}  # of the last update
         self.hparams.train_logger.log_stats(

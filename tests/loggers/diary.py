@@ -35,6 +35,7 @@ class Plan:
         torn: instead: the number of the line that is written by half when the process dies.
         saves: where the Brain saves by itself: "", "valid" (last line of `on_stage_end`), "before logging" (first line
             of it), "batch" (in `on_fit_batch_end` of every other batch).
+        checkpoints: whether there is a Checkpointer.
         tensorboard: whether TensorBoard is told, too: losses of batches over updates, losses of epochs over epochs.
         options: run options.
         global_seed: what the process is seeded with.
@@ -44,6 +45,7 @@ class Plan:
     last_moment: int = 0
     torn: int = 0
     saves: str = ""
+    checkpoints: bool = True
     tensorboard: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     global_seed: int = 3
@@ -125,7 +127,7 @@ def run(folder: Path, plan: Plan, end: Callable[[], object] = kill) -> Moments:
     log, curves = bl.JsonlLogger(folder / "metrics.jsonl"), bl.TensorboardLogger(folder / "events")
     brain = make(
         diary_of(plan.brain),
-        bl.Checkpointer(folder / "save"),
+        bl.Checkpointer(folder / "save") if plan.checkpoints else None,
         global_seed=plan.global_seed,
         hparams={"train_logger": log, "curves": curves},
         **plan.options,

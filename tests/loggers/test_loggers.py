@@ -247,8 +247,10 @@ def test_rows_of_one_epoch_can_be_merged(tmp_path: Path) -> None:
 
 def test_names_that_the_file_uses_itself(tmp_path: Path) -> None:
     log = JsonlLogger(tmp_path / "metrics.jsonl")
-    with pytest.raises(ValueError, match=r"stats_meta has the keys 'time', which metrics.jsonl uses itself"):
-        log.log_stats({"epoch": 1, "time": 12.0})
+    for name in ("time", "run"):
+        message = f"stats_meta has the keys '{name}', which metrics.jsonl uses itself"
+        with pytest.raises(ValueError, match=message):
+            log.log_stats({"epoch": 1, name: 12.0})
     assert not log.path.exists()
 
 

@@ -25,7 +25,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -92,15 +92,18 @@ class Plain(bl.Brain):
     """The two methods, and the idiom of every recipe: keep the training loss until validation has its own."""
 
     opt_factory: ClassVar[Callable[..., torch.optim.Optimizer] | None] = staticmethod(adam)
+    network: ClassVar[Callable[[], nn.Sequential]] = staticmethod(
+        regressor
+    )  # what is trained; ends in a Linear
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.train_loss = math.nan
         self.trace: list[tuple[int | None, float, float]] = []  # a line an epoch: number, train, valid
 
-    @staticmethod
-    def build() -> dict[str, nn.Module]:
-        return {"model": regressor()}
+    @classmethod
+    def build(cls) -> dict[str, nn.Module]:
+        return {"model": cls.network()}
 
     def compute_forward(self, batch: Batch, stage: bl.Stage) -> torch.Tensor:
         return self.modules.model(batch["x"])
@@ -148,10 +151,10 @@ class TwoOptimizers(Plain):
     opt_factory = None
     NUM_FROZEN: ClassVar[int] = 4
 
-    @staticmethod
-    def build() -> dict[str, nn.Module]:
-        encoder = nn.Sequential(nn.Linear(NUM_INPUTS, 16), nn.ReLU(), nn.Dropout(0.3))
-        return {"encoder": encoder, "decoder": nn.Linear(16, NUM_TARGETS)}
+    @classmethod
+    def build(cls) -> dict[str, nn.Module]:
+        *encoder, decoder = cls.network()
+        return {"encoder": nn.Sequential(*encoder), "decoder": decoder}
 
     def init_optimizers(self) -> None:
         self.encoder_optimizer = torch.optim.SGD(self.modules.encoder.parameters(), lr=0.05, momentum=0.9)
@@ -175,9 +178,9 @@ class Gan(Plain):
 
     opt_factory = None
 
-    @staticmethod
-    def build() -> dict[str, nn.Module]:
-        return {"generator": regressor(), "discriminator": judge(NUM_TARGETS)}
+    @classmethod
+    def build(cls) -> dict[str, nn.Module]:
+        return {"generator": cls.network(), "discriminator": judge(NUM_TARGETS)}
 
     def init_optimizers(self) -> None:
         self.optimizer_g = torch.optim.Adam(self.modules.generator.parameters(), lr=1e-2)
@@ -232,9 +235,9 @@ class OwnAccumulation(Plain):
 class Ema(Plain):
     """The trainer's own batch, then a teacher that follows the model."""
 
-    @staticmethod
-    def build() -> dict[str, nn.Module]:
-        model, teacher = regressor(), regressor()
+    @classmethod
+    def build(cls) -> dict[str, nn.Module]:
+        model, teacher = cls.network(), cls.network()
         teacher.load_state_dict(model.state_dict())
         return {"model": model, "teacher": teacher.requires_grad_(False)}
 
@@ -257,9 +260,9 @@ class InnerFit(Plain):
         super().__init__(*args, **kwargs)
         self.inside = False
 
-    @staticmethod
-    def build() -> dict[str, nn.Module]:
-        return {"generator": regressor(), "discriminator": judge(2 * NUM_TARGETS)}
+    @classmethod
+    def build(cls) -> dict[str, nn.Module]:
+        return {"generator": cls.network(), "discriminator": judge(2 * NUM_TARGETS)}
 
     def init_optimizers(self) -> None:
         self.g_optimizer = torch.optim.Adam(self.modules.generator.parameters(), lr=1e-2)
@@ -305,6 +308,7 @@ def make(
     *,
     global_seed: int = SEED,
     hparams: dict[str, Any] | None = None,
+    extensions: Iterable[bl.Extension] = (),
     **run_opts: Any,
 ) -> Plain:
     """One of the seven, freshly built.
@@ -315,6 +319,7 @@ def make(
         global_seed: seeds torch, numpy and python, and with them the initial weights. The hparams key `seed` is always
             `SEED`: a script that is started again has the same hparams and not the same global state.
         hparams: more hparams.
+        extensions: what else hangs on the loop.
         run_opts: run options. The progress bar is off.
     """
     torch.manual_seed(global_seed)
@@ -329,6 +334,7 @@ def make(
         hparams={"seed": SEED, **schedule, **(hparams or {})},
         run_opts={"noprogressbar": True, "device": "cpu", **run_opts},
         checkpointer=checkpointer,
+        extensions=extensions,
     )
 
 

@@ -1,13 +1,16 @@
 """A script run many times from one warm process, so that a start takes 50 ms and not 4 s, and can be killed in between.
 
-``python warm.py SCRIPT.py`` imports what scripts need, then reads requests from standard input, one JSON object a line:
-``{"arguments": [...], "output": path}``. For each it forks a process that runs the script just as ``python SCRIPT.py
-arguments`` would, with its output in a file. It answers with two lines: the process id, then, once the process has
-ended, its exit status (negative: the signal that killed it). `WarmScript` is the other end.
+``python warm.py SCRIPT.py [MODULE]`` imports what scripts need (with a MODULE, by calling its `warm_up`), then reads
+requests from standard input, one JSON object a line: ``{"arguments": [...], "output": path}``. For each it forks a
+process that runs the script just as ``python SCRIPT.py arguments`` would, with its output in a file. It answers with
+two lines: the process id, then, once the process has ended, its exit status (negative: the signal that killed it). The
+process leads a group of its own; what it leaves of that when it is killed (the workers of a loader) ends with it.
+`WarmScript` is the other end.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -30,10 +33,11 @@ class WarmScript:
     Args:
         script: path of the script.
         folder: the folder it is started in.
+        module: what has the function `warm_up` that imports what the script needs; None: what a recipe needs.
     """
 
-    def __init__(self, script: Path, folder: Path) -> None:
-        self._command = [sys.executable, __file__, str(script)]
+    def __init__(self, script: Path, folder: Path, module: str | None = None) -> None:
+        self._command = [sys.executable, __file__, str(script), *([module] if module else [])]
         self._folder = folder
 
     def __enter__(self) -> WarmScript:
@@ -73,9 +77,12 @@ class WarmScript:
         return int(self._server.stdout.readline())
 
 
-def serve(script: str) -> None:
+def serve(script: str, module: str | None = None) -> None:
     """The warm process."""
-    _warm_up()
+    if module is None:
+        _warm_up()
+    else:
+        importlib.import_module(module).warm_up()
     process = None
     for line in sys.stdin:
         request = json.loads(line)
@@ -87,6 +94,10 @@ def serve(script: str) -> None:
         print(process, flush=True)
         # Reaped only when the next request comes: until then nobody else is given this number, and killed for it.
         ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        try:
+            os.killpg(process, signal.SIGKILL)
+        except ProcessLookupError:  # it was killed before it had its group
+            pass
         print(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status, flush=True)
 
 
@@ -113,6 +124,7 @@ def _warm_up() -> None:
 def _run(script: str, arguments: list[str], output: str) -> None:
     """In the forked process: become the script."""
     status = 0
+    os.setpgid(0, 0)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -133,4 +145,4 @@ def _run(script: str, arguments: list[str], output: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

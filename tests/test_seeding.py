@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import brainlib as bl
-from brainlib import seeding
+from brainlib import global_numpy, seeding
+from brainlib.global_numpy import numpy_state, set_numpy_state
 from brainlib.seeding import (
     derive,
     draw_seed,
     generator_states,
     last_seed,
+    note_generators,
     preserved_generators,
     seed_generators,
     set_generator_states,
@@ -123,6 +125,45 @@ def test_what_is_drawn_inside_is_as_if_it_had_not_been(error: bool) -> None:
     except KeyError:
         pass
     assert str(generator_states()) == before
+
+
+@pytest.mark.parametrize("halves", [0, 1, 2])
+def test_noted_generators_come_back_whatever_was_drawn(halves: int) -> None:
+    """Also the second of a pair of normal numbers, where it waits; and noting moves nothing."""
+    for _ in range(halves):
+        random.gauss(0, 1), np.random.randn()
+    before = str(generator_states())
+    put_back = note_generators()
+    assert str(generator_states()) == before
+    expected = draws()
+    for disturb in (draws, lambda: seed_generators(5), lambda: np.random.randn(3)):
+        disturb()
+        put_back()
+        assert str(generator_states()) == before
+    assert draws() == expected
+
+
+def test_a_bit_generator_of_another_kind_is_noted_too() -> None:
+    kept = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        with preserved_generators():
+            first = np.random.rand(3), np.random.randn()
+        assert (np.random.rand(3) == first[0]).all()
+        assert np.random.randn() == first[1]
+    finally:
+        np.random.set_bit_generator(kept)
+
+
+def test_numpy_is_noted_without_knowing_where_its_words_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    np.random.randn()
+    known = numpy_state()
+    monkeypatch.setattr(global_numpy, "_is_as_expected", lambda: False)
+    expected, state = str(generator_states()["numpy"]), numpy_state()
+    for each in (state, known):
+        np.random.randn()
+        set_numpy_state(each)
+        assert str(generator_states()["numpy"]) == expected
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "3", True, 2**63])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from brainlib.data.randomness import Place
-from brainlib.seeding import derive, generator_states, seed_generators, set_generator_states
+from brainlib.seeding import derive, note_generators, preserved_generators, seed_generators
 
 __all__ = ["EpochOrder", "PlainOrder", "drawn_apart", "order_of"]
 
@@ -146,20 +146,17 @@ def _seed_again(generator: random.Random | np.random.Generator | np.random.Rando
 def drawn_apart(sampler: Iterable[Any], seed: int, chunk_size: int = _CHUNK) -> Iterator[Any]:
     """The items of `sampler`, drawn while the process-wide generators stand in a stream of their own."""
     iterator: Iterator[Any] | None = None
-    inside: dict[str, Any] | None = None
+    inside: Callable[[], None] | None = None  # puts the generators into that stream
     while True:
-        outside = generator_states()
-        try:
+        with preserved_generators():
             if inside is None:
                 seed_generators(seed)
                 iterator = iter(sampler)
             else:
-                set_generator_states(inside)
+                inside()
             assert iterator is not None
             chunk = list(islice(iterator, chunk_size))
-            inside = generator_states()
-        finally:
-            set_generator_states(outside)
+            inside = note_generators()
         yield from chunk
         if len(chunk) < chunk_size:
             return

@@ -43,12 +43,12 @@ def pretend_python(folder: Path, prelude: str) -> str:
 def test_make_alone_shows_the_targets(clone: Path) -> None:
     done = make(clone)
     assert done.returncode == 0
-    for target in ("demo", "test", "faults", "lint", "format", "bench", "hooks", "clean"):
+    for target in ("demo", "test", "faults", "chaos", "lint", "format", "bench", "hooks", "clean"):
         assert f"make {target}" in done.stdout
     assert not (clone / ".venv").exists()
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "faults", "lint", "bench"])
+@pytest.mark.parametrize("target", ["demo", "test", "faults", "chaos", "lint", "bench"])
 def test_a_python_that_is_not_there_is_named(clone: Path, target: str) -> None:
     done = make(clone, target, "PYTHON=no-such-python")
     assert done.returncode != 0

@@ -17,6 +17,7 @@ from brainlib.checkpoint import (
     mark_as_transfer,
     register_checkpoint_hooks,
 )
+from brainlib.checkup import doctor
 from brainlib.config import dump_hyperpyyaml, load_hyperpyyaml, parse_arguments
 from brainlib.config.experiment_directory import create_experiment_directory
 from brainlib.distributed.world import if_main_process, run_on_main
@@ -63,6 +64,7 @@ __all__ = [
     "WarmUp",
     "average_checkpoints",
     "create_experiment_directory",
+    "doctor",
     "dump_hyperpyyaml",
     "if_main_process",
     "load_average",

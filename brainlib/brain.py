@@ -44,6 +44,7 @@ from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope, nothing
 from brainlib.found import attributes_of, found_in
 from brainlib.hparams import HParams
+from brainlib.onlooker import present
 from brainlib.options import RunOptions
 from brainlib.precision import precision_of
 from brainlib.progress import Progress
@@ -334,6 +335,12 @@ class Brain:
             logger.info("fit: skipped, because the option test_only is set")
             return
         with self._numbered_fit(epoch_counter) as scope:
+            sets = {
+                "train_set": train_set,
+                "valid_set": valid_set,
+                "train_loader_kwargs": train_loader_kwargs,
+            }
+            present().fit_starts(self, epoch_counter, **sets)
             train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
             self.on_fit_start()
@@ -343,6 +350,7 @@ class Brain:
                 if valid is not None:
                     self._fit_valid(valid, epoch, progressbar, closing=True)
                 self._close_epoch(epoch)
+            present().fit_ends(self)
 
     def _fit_train(
         self, train: BatchSource, valid: BatchSource | None, epoch: Any, progressbar: bool | None
@@ -357,6 +365,7 @@ class Brain:
             self._optimizers.drop_gradients()
 
         batches, window, total = self._open_data(train)
+        batches = present().batches(self, batches)
         if valid is not None:
             scope.validate_now = lambda: self._fit_valid(valid, epoch, progressbar)
         marks = self._custom_fit_batch and self.checkpointer is not None

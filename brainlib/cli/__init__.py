@@ -1,4 +1,4 @@
-"""The command ``brainlib``: looking after what runs have written, from a terminal (docs/checkpoints.md)."""
+"""The command ``brainlib``: looking after runs from a terminal (docs/checkpoints.md, docs/doctor.md)."""
 
 from brainlib.cli.main import main
 

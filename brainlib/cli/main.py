@@ -1,6 +1,7 @@
 """What ``brainlib`` on a command line leads to. Each group of commands is a file beside this one.
 
-The exit status is 0 when all is well, 1 when something is damaged, and 2 when the command cannot be carried out.
+The exit status is 0 when all is well, 1 when something is damaged or not as it should be, and 2 when the command
+cannot be carried out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
-from brainlib.cli import checkpoints
+from brainlib.checkup.report import CheckupError
+from brainlib.cli import checkpoints, doctor
 from brainlib.common.logs import logger
 
 __all__ = ["DAMAGED", "UNABLE", "main"]
@@ -32,9 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     ...     main(["ckpt", "show", folder + "/nothing"])
     2
     """
-    parser = argparse.ArgumentParser(prog="brainlib", description="Look after what runs have written.")
+    parser = argparse.ArgumentParser(
+        prog="brainlib",
+        description="Look after training runs: what they have written, and whether they hold what is promised.",
+    )
     rooms = parser.add_subparsers(metavar="COMMAND", required=True)
     checkpoints.add_to(rooms)
+    doctor.add_to(rooms)
     given = parser.parse_args(argv)
     try:
         with _quiet():
@@ -42,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DamagedCheckpointError as error:
         print(f"brainlib: {error}", file=sys.stderr)
         return DAMAGED
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, CheckupError, OSError) as error:
         print(f"brainlib: {error}", file=sys.stderr)
         return UNABLE
 

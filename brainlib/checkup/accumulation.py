@@ -144,6 +144,6 @@ def _cause(whole: _Gradient, first: _Gradient, rest: _Gradient, tolerance: float
     apart = first.loss - rest.loss
     if abs(apart) > 1e-2 * max(abs(whole.loss), abs(first.loss), abs(rest.loss)):
         share, told = (whole.loss - rest.loss) / apart, first.weight / (first.weight + rest.weight)
-        if 0 <= share <= 1 and abs(share - told) > 1e-3:
+        if -0.01 < share < 1.01 and abs(share - told) > 1e-3:
             return f"share {share:.3g} {told:.3g}"
     return ""

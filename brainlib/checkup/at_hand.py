@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 
 from brainlib.checkup.examine import Start
 from brainlib.checkup.session import Plan, Session
+from brainlib.common.logs import PoliteConsole
+from brainlib.experiment import end_experiment
 from brainlib.onlooker import invite
 from brainlib.seeding import draw_seed, generator_states, set_generator_states
 
@@ -47,6 +50,9 @@ def start_of(brain: Any, epoch_counter: Iterable[Any] | None, sets: tuple[Any, .
 
     def start(name: str, plan: Plan) -> None:
         set_generator_states(generators)  # Python seeds its own anew in a process that was forked
+        _leave_logs_alone()
+        end_experiment()
+        brain._experiment = None
         torch.set_num_threads(1)  # a pool of threads does not survive a fork
         brain._seed = seed  # the same for all runs: two of a Brain without a seed would differ by design
         session = Session(plan)
@@ -57,3 +63,11 @@ def start_of(brain: Any, epoch_counter: Iterable[Any] | None, sets: tuple[Any, .
             session.fail(error)
 
     return start
+
+
+def _leave_logs_alone() -> None:
+    """What a run says goes to its own output, and into none of the files that this process has open."""
+    known = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
+    for each in known:
+        if isinstance(each, logging.Logger):
+            each.handlers = [handler for handler in each.handlers if isinstance(handler, PoliteConsole)]

@@ -9,7 +9,15 @@ from typing import Any
 from brainlib.checkup.trace import START, Place, Trace
 from brainlib.checkup.walk import Leaf
 
-__all__ = ["Difference", "Suspect", "first_difference", "noise_in_objects", "noise_in_walks", "suspects_of"]
+__all__ = [
+    "Difference",
+    "Suspect",
+    "first_difference",
+    "likely",
+    "noise_in_objects",
+    "noise_in_walks",
+    "suspects_of",
+]
 
 _AFTER_A_BATCH = ("loss", "modules", "optimizers", "counters", "generators", "objects")
 _AT_A_POINT = ("modules", "optimizers", "counters", "loss", "generators", "objects")
@@ -188,7 +196,7 @@ def suspects_of(
             p: Suspect(p, leaf.kind, leaf.shown, leaf.shown, leaf.root.startswith(_DATA), False)
             for p, leaf in iterators
         }
-    return _likely(sorted(found.values(), key=lambda each: (each.in_data != data_first, _rank(each))))
+    return sorted(found.values(), key=lambda each: (each.in_data != data_first, _rank(each)))
 
 
 def _rank(suspect: Suspect) -> int:
@@ -196,16 +204,23 @@ def _rank(suspect: Suspect) -> int:
     return ranks.get(suspect.kind, 4 if suspect.read else _UNREAD)
 
 
-def _likely(suspects: list[Suspect]) -> list[Suspect]:
-    """Where the code that computes a batch reads one of them, those that it does not read come of the difference.
-    Likewise those that do not lie in the data where one does, and the other way round.
+def likely(suspects: list[Suspect]) -> list[Suspect]:
+    """Those of `suspects` that a difference may have come from; the others have come from it.
+
+    Where the code that computes a batch reads one of them, those that it does not read are left out, and where the
+    likeliest is reached from the data, those that are not; and the other way round.
+
+    >>> suspects = [Suspect(f"brain.{name}", "value", "1", "0", False, name == "used") for name in ("used", "told")]
+    >>> [suspect.name for suspect in likely(suspects)]
+    ['brain.used']
     """
-    first = suspects[0] if suspects else None
+    if not suspects:
+        return []
+    first = suspects[0]
     return [
         each
         for each in suspects
-        if first is None
-        or (each.in_data == first.in_data and (_rank(each) < _UNREAD or _rank(first) == _UNREAD))
+        if each.in_data == first.in_data and (_rank(each) < _UNREAD or _rank(first) == _UNREAD)
     ]
 
 

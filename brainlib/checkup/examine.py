@@ -12,7 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from brainlib.checkup.comparison import first_difference, noise_in_objects, noise_in_walks, suspects_of
+from brainlib.checkup.comparison import (
+    first_difference,
+    likely,
+    noise_in_objects,
+    noise_in_walks,
+    suspects_of,
+)
 from brainlib.checkup.report import CheckupError, Finding, Report
 from brainlib.checkup.runs import Run, fork, wait_for
 from brainlib.checkup.session import Plan
@@ -163,9 +169,8 @@ def _same_again(report: Report, first: Trace, second: Trace) -> bool:
             (SAME_AGAIN, f"equal bits in {len(first.steps)} batches of {last.epoch + 1} epochs")
         )
         return True
-    finding = not_the_same(
-        difference, first, suspects_of(first, second, START, data_first=difference.kind == "batch")
-    )
+    suspects = suspects_of(first, second, START, data_first=difference.kind == "batch")
+    finding = not_the_same(difference, first, likely(suspects))
     report.findings.append(finding)
     by_the_start = difference.place == (0, 0)
     report.checks.append((SAME_AGAIN, f"differs: {finding.where}"))
@@ -185,7 +190,7 @@ def _resumed(report: Report, place: Place, first: Trace, second: Trace, resumed:
     in_data = difference is not None and difference.kind == "batch"
     suspects = suspects_of(second, resumed, place, noise_in_walks(first, second, place), data_first=in_data)
     if difference is not None:
-        finding = not_resumed(place, difference, second, suspects)
+        finding = not_resumed(place, difference, second, likely(suspects))
         _add(report, finding)
         report.checks.append((RESUME, f"{place}: differs at {finding.where.partition(', resumed')[0]}"))
         return

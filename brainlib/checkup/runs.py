@@ -47,6 +47,7 @@ def fork(name: str, start: Callable[[], None], output: Path) -> Run:
         process = os.fork()
     if process:
         return Run(name, process, output)
+    status = 1
     try:
         os.setsid()
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -58,10 +59,13 @@ def fork(name: str, start: Callable[[], None], output: Path) -> Run:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         start()
+        status = 0
     except BaseException:  # noqa: BLE001  # nothing may come back into the code that called fork
         sys.excepthook(*sys.exc_info())
     finally:
-        os._exit(1)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
 
 
 def wait_for(runs: Sequence[Run], timeout: float) -> None:

@@ -20,7 +20,7 @@ from brainlib.config.source import read_tree
 from brainlib.config.yaml_nodes import items
 from brainlib.onlooker import invite
 
-__all__ = ["become", "doctor_script"]
+__all__ = ["become", "doctor_script", "folder_keys"]
 
 # The number of the seed of hashing: it decides the order of a set of texts, and differs from process to process unless
 # somebody sets it.
@@ -59,7 +59,7 @@ def doctor_script(
         raise CheckupError(
             "the runs are started with fork, which this system does not have: use Linux or macOS"
         )
-    keys = _folder_keys(words)
+    keys = folder_keys(words)
     return examine(
         _start_of(Path(script), list(words), keys),
         num_batches=num_batches,
@@ -82,8 +82,12 @@ def _start_of(script: Path, words: list[str], keys: dict[str, str]) -> Start:
     return start
 
 
-def _folder_keys(words: Sequence[str]) -> dict[str, str]:
-    """The keys of the hparams file that say where a run writes, with a place in the folder that it gets instead."""
+def folder_keys(words: Sequence[str]) -> dict[str, str]:
+    """The keys of the hparams file that say where a run writes, with a place in the folder that it gets instead.
+
+    >>> folder_keys(["no-such.yaml", "--lr", "0.1"])
+    {}
+    """
     file = next((word for word in words if not word.startswith("-")), None)
     if file is None or not Path(file).is_file():
         return {}

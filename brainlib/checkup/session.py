@@ -27,7 +27,6 @@ from brainlib.checkup.elsewhere import Elsewhere
 from brainlib.checkup.trace import Place, TraceFile
 from brainlib.checkup.user_code import function_of, names_read, names_used, suspicious_calls
 from brainlib.checkup.walk import Walk
-from brainlib.experiment import end_experiment
 from brainlib.found import attributes_of, has_state
 from brainlib.loggers.base import TrainLogger
 from brainlib.onlooker import Onlooker
@@ -239,8 +238,6 @@ class Session(Onlooker):
             brain.checkpointer._used = False  # also where the script has looked into its folder already
             brain.checkpointer.checkpoints_dir = folder / "checkpoints"
         if self.plan.quiet_loggers:
-            end_experiment()
-            brain._experiment = None
             brain.loggers.clear()
             for each in (*vars(brain).values(), *vars(brain.hparams).values()):
                 if isinstance(each, TrainLogger):

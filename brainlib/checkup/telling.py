@@ -31,7 +31,6 @@ def not_the_same(difference: Difference, one: Trace, suspects: list[Suspect]) ->
     if difference.kind in ("generators", "modules", "optimizers") and difference.place == (0, 0):
         return _unseeded(difference, one)
     in_data = difference.kind == "batch"
-    suspects = [each for each in suspects if each.in_data == in_data] or suspects
     calls = [
         f"{name} uses {', '.join(what)}"
         for root, name, what in one.start["calls"]

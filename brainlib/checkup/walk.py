@@ -30,6 +30,7 @@ from brainlib.checkup.user_code import (
     methods_of,
     names_used,
 )
+from brainlib.common.logs import logger
 from brainlib.found import has_state
 
 __all__ = ["Leaf", "Walk"]
@@ -124,6 +125,12 @@ class Walk:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
+        try:
+            self._visit_new(path, value, depth, owner)
+        except Exception as error:  # noqa: BLE001  # objects of the user's may answer anything when they are looked at
+            logger.debug("%s could not be looked at: %r", path, error)
+
+    def _visit_new(self, path: str, value: Any, depth: int, owner: str) -> None:
         if isinstance(value, type):
             self._note_class(value)
         elif isinstance(value, _SKIPPED):
@@ -150,7 +157,7 @@ class Walk:
             self._note(value)
         elif isinstance(value, (Mapping, list, tuple, Set, collections.deque)):
             self._visit_container(path, value, depth, owner)
-        elif hasattr(type(value), "__next__"):
+        elif hasattr(type(value), "__next__") and not hasattr(value, "__dict__"):
             self.leaves[path] = Leaf(type(value).__name__, "iterator", type(value).__name__, path, self._root)
         else:
             self._visit_object(path, value, depth, owner)
@@ -189,12 +196,7 @@ class Walk:
         cls = type(value)
         self._note_class(cls)
         if has_state(value):
-            try:
-                state = value.state_dict()
-            except Exception:  # noqa: BLE001  # the user's own, and perhaps not ready: the attributes tell enough
-                state = None
-            if state is not None:
-                self._leaf(path, state, "object", cls.__name__, path)
+            self._leaf(path, value.state_dict(), "object", cls.__name__, path)
             if not is_users_class(cls):
                 return
             owner = path

@@ -26,7 +26,7 @@ from brainlib.checkup.digests import Digests
 from brainlib.checkup.elsewhere import Elsewhere
 from brainlib.checkup.trace import Place, TraceFile
 from brainlib.checkup.user_code import function_of, names_read, names_used, suspicious_calls
-from brainlib.checkup.walk import Walk
+from brainlib.checkup.walk import Walk, class_values
 from brainlib.found import attributes_of, has_state
 from brainlib.loggers.base import TrainLogger
 from brainlib.onlooker import Onlooker
@@ -251,6 +251,9 @@ class Session(Onlooker):
         walk.methods("brain", type(brain))
         for name, value in attributes_of(brain, without=brain._own_names):
             walk.root(f"brain.{name}", value)
+        for name, value in class_values(type(brain)):  # what an attribute is that was not assigned yet
+            if name not in vars(brain):
+                walk.root(f"brain.{name}", value)
         for name, value in vars(brain.hparams).items():
             walk.root(f"hparams.{name}", value)
         for extension in brain._extensions:

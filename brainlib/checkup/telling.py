@@ -67,7 +67,12 @@ def not_the_same(difference: Difference, one: Trace, suspects: list[Suspect]) ->
         todo = "torch.use_deterministic_algorithms(True) names the operation"
     names = [each.name for each in suspects] + [call.partition(" uses ")[0] for call in calls]
     return Finding(
-        SAME_AGAIN, wanted, f"two runs from the same start: {what}", "; ".join(causes), todo, tuple(names)
+        SAME_AGAIN,
+        wanted,
+        f"compared with a run from the same start: {what}",
+        "; ".join(causes),
+        todo,
+        tuple(names),
     )
 
 
@@ -121,7 +126,7 @@ def not_resumed(cut: Place, difference: Difference, one: Trace, suspects: list[S
             "keep what changes during training in attributes of the Brain, and return it from get_extra_state"
         )
     return Finding(
-        RESUME, f"{wanted}, resumed {cut}", f"the resumed run and the one that was not cut: {what}", cause, todo,
+        RESUME, f"{wanted}, resumed {cut}", f"compared with the run that was not cut: {what}", cause, todo,
         tuple(each.name for each in suspects),
     )  # fmt: skip
 
@@ -211,7 +216,10 @@ def _what(difference: Difference) -> tuple[str, str]:
         )
     if difference.kind == "loss":
         losses = [event["state"]["mean_loss"] for event in (difference.one, difference.other)]
-        told = f" (mean of the epoch so far {losses[0]} and {losses[1]})" if losses[0] != losses[1] else ""
+        if all(losses):
+            short = [f"{float(each):.6g}" for each in losses]
+            losses = losses if short[0] == short[1] else short
+        told = f" (mean of the epoch so far {losses[0]} and {losses[1]})" if all(losses) else ""
         return (
             f"the loss of {where} differs{told}, while its samples and the weights before it are the same",
             where,

@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class TraceFile:
-    """Writes a trace; each line is on its way when `write` returns, so that a run that dies has told how far it came.
+    """Writes a trace; each line is in the file when `write` returns, so that a run that dies has told how far it came.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -52,12 +52,12 @@ class TraceFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, "a", encoding="utf-8", errors="surrogatepass")  # closed with the process
+        self._path = path
 
     def write(self, event: str, place: tuple[int, int], **values: Any) -> None:
         """Append one event."""
-        self._file.write(json.dumps({"event": event, "place": place, **values}) + "\n")
-        self._file.flush()
+        with open(self._path, "a", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(json.dumps({"event": event, "place": place, **values}) + "\n")
 
 
 START = Place(0, 0)

@@ -33,7 +33,7 @@ from brainlib.checkup.user_code import (
 from brainlib.common.logs import logger
 from brainlib.found import has_state
 
-__all__ = ["Leaf", "Walk"]
+__all__ = ["Leaf", "Walk", "class_values"]
 
 _MOST_LEAVES = 50_000
 _DEEPEST = 10
@@ -221,9 +221,8 @@ class Walk:
             if base in self._classes or not is_users_class(base):
                 continue
             self._classes.add(base)
-            for name, value in vars(base).items():
-                if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
-                    self._visit(f"{base.__name__}.{name}", value, 1, f"{base.__name__}.{name}")
+            for name, value in class_values(base, inherited=False):
+                self._visit(f"{base.__name__}.{name}", value, 1, f"{base.__name__}.{name}")
         for function in methods_of(cls):
             self._note(function)
 
@@ -255,6 +254,21 @@ class Walk:
         if unique not in self._named:
             self._named[unique] = value
             self._visit(unique, value, 0, unique)
+
+
+def class_values(cls: type, inherited: bool = True) -> Iterator[tuple[str, Any]]:
+    """The class attributes of the user's own classes that are no code.
+
+    >>> list(class_values(dict))
+    []
+    """
+    known: set[str] = set()
+    for base in cls.__mro__ if inherited else (cls,):
+        for name, value in vars(base).items() if is_users_class(base) else ():
+            if name not in known and not name.startswith("__"):
+                known.add(name)
+                if not callable(value) and not hasattr(value, "__get__"):
+                    yield name, value
 
 
 def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from brainlib.checkup.comparison import (
+    Difference,
     first_difference,
     likely,
     noise_in_objects,
@@ -144,14 +145,17 @@ def examine(
                 raise CheckupError(f"the run itself fails:\n{trace.error['traceback'].rstrip()}")
         if not first.steps or not second.steps:
             raise CheckupError("the fit of the script trained no batch")
-        if _same_again(report, first, second):
+        difference = first_difference(first, second)
+        _same_again(report, first, second, difference)
+        if difference is None or difference.place == START:  # starts that are not seeded can each be resumed
+            alike = first if difference is None else None
             plans = {
                 f"resumed {place}": home.plan(f"resumed-{n}", Path(copy))
                 for n, (place, copy) in enumerate(sorted(second.saved.items()))
             }
             resumed = home.run(plans) if plans else {}
             for place in sorted(second.saved):
-                _resumed(report, place, first, second, resumed[f"resumed {place}"])
+                _resumed(report, place, alike, second, resumed[f"resumed {place}"])
         if accumulation:
             _split(report, first)
         if first.wrote:
@@ -160,35 +164,35 @@ def examine(
     return report
 
 
-def _same_again(report: Report, first: Trace, second: Trace) -> bool:
-    """Whether two runs are the same, or differ by the start alone: whether it makes sense to look further."""
-    difference = first_difference(first, second)
+def _same_again(report: Report, first: Trace, second: Trace, difference: Difference | None) -> None:
     if difference is None:
-        last = first.steps[-1][0]
-        report.checks.append(
-            (SAME_AGAIN, f"equal bits in {len(first.steps)} batches of {last.epoch + 1} epochs")
-        )
-        return True
+        epochs = first.steps[-1][0].epoch + 1
+        told = f"equal bits in {len(first.steps)} batches of {epochs} epoch{'s' * (epochs > 1)}"
+        report.checks.append((SAME_AGAIN, told))
+        return
     suspects = suspects_of(first, second, START, data_first=difference.kind == "batch")
     finding = not_the_same(difference, first, likely(suspects))
     report.findings.append(finding)
-    by_the_start = difference.place == (0, 0)
     report.checks.append((SAME_AGAIN, f"differs: {finding.where}"))
-    if not by_the_start:
+    if difference.place != START:
         report.checks.append(
             (RESUME, "not looked at: a run that is not the same twice cannot be the same after a cut")
         )
-    return by_the_start
 
 
-def _resumed(report: Report, place: Place, first: Trace, second: Trace, resumed: Trace) -> None:
+def _resumed(report: Report, place: Place, alike: Trace | None, second: Trace, resumed: Trace) -> None:
+    """Compare a resumed run with the one that was cut. `alike`: a run that is the same as that one, if there is one;
+    what differs between the two is no trace of the cut.
+    """
     if resumed.error is not None:
         _add(report, failed_resume(place, resumed.error["error"]))
         report.checks.append((RESUME, f"{place}: fails"))
         return
-    difference = first_difference(second, resumed, place, noise_in_objects(first, second))
+    objects = frozenset() if alike is None else noise_in_objects(alike, second)
+    paths = frozenset() if alike is None else noise_in_walks(alike, second, place)
+    difference = first_difference(second, resumed, place, objects)
     in_data = difference is not None and difference.kind == "batch"
-    suspects = suspects_of(second, resumed, place, noise_in_walks(first, second, place), data_first=in_data)
+    suspects = suspects_of(second, resumed, place, paths, data_first=in_data)
     if difference is not None:
         finding = not_resumed(place, difference, second, likely(suspects))
         _add(report, finding)

@@ -293,5 +293,5 @@ def _short(value: Any) -> str:
         if value.shape in ((), (1,)) and not (isinstance(value, Tensor) and value.device.type == "meta"):
             return repr(value.reshape(-1)[0].item())
         return f"{'tensor' if isinstance(value, Tensor) else 'array'} {list(value.shape)}"
-    text = repr(value)
+    text = f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
     return text if len(text) <= 60 else f"{text[:56]} ..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from brainlib.checkup.script import doctor_script
@@ -45,6 +46,8 @@ def add_to(rooms: Any) -> None:
 
 
 def _doctor(given: argparse.Namespace) -> int:
+    if not given.json:
+        print(f"brainlib doctor: making short runs of {given.script}", file=sys.stderr)
     report = doctor_script(
         given.script,
         given.words,

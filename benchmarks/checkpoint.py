@@ -6,6 +6,13 @@ counts is the minimum over the rounds, for a disk is only ever slowed down. The 
 How far its two minima are apart says what this disk can tell at the moment: a figure stands only if its distance to the
 bar is at least twice that, else it is "too noisy". Reading back and comparing sums is timed apart.
 
+*The pause*: how long training stands still for a save of 100 million parameters with Adam, against one copy of the same
+tensors into memory that was used before, with the same number of threads; from the third save on. And with 20,000 small
+tensors: by how much the slowest step is slower than the median, while checkpoints are taken and written beside it.
+
+*Training on*: the time of a run of 10 million parameters with Adam that saves every 5 seconds, against one that does
+not, in turns.
+
 *A long run*: a thousand saves into one folder, of which five or all are kept; the median of the last ten against that
 of 11 to 20. The same calls are made by hand, too: how far those grow or shrink is what the file system does by itself.
 
@@ -40,6 +47,9 @@ import brainlib as bl
 from brainlib.checkpoint import manifest
 
 COMMIT_BAR = 1.5  # times torch.save and fsync
+PAUSE_BAR = 1.2  # times one copy in memory
+HELD_UP_BAR = 0.05  # seconds that any step waits more than the median
+TRAINING_BAR = 1.05  # times the run that does not save
 GROWTH_BAR = 1.2  # times the saves at the beginning
 LISTING_BAR = 1.0  # seconds
 REBUILDING_BAR = 5.0  # seconds
@@ -97,7 +107,7 @@ def commits(folder: Path, megabytes: float, num_rounds: int) -> list[Figure]:
     folder.mkdir()
     model, optimizer = model_with_adam(megabytes)
     objects: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    checkpointer = bl.Checkpointer(folder / "save", objects)
+    checkpointer = bl.Checkpointer(folder / "save", objects, background=False)
 
     def save() -> None:
         checkpointer.save_checkpoint()
@@ -135,6 +145,121 @@ def commits(folder: Path, megabytes: float, num_rounds: int) -> list[Figure]:
     ]
 
 
+# ------------------------------------------------------------------------------------------------------------ the pause
+def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Parameters and everything that Adam keeps for them."""
+    parameters = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
+    return parameters + [value for state in optimizer.state.values() for value in state.values()]
+
+
+def pause(folder: Path, megabytes: float, num_rounds: int) -> list[Figure]:
+    """With all threads: a copy of so many bytes is faster with several."""
+    model, optimizer = model_with_adam(megabytes)
+    checkpointer = bl.Checkpointer(folder, {"model": model, "optimizer": optimizer})
+    sources = tensors_of(optimizer)
+    targets = [torch.empty_like(source) for source in sources]
+    forms: dict[str, Callable[[], Any]] = {
+        "copy": lambda: torch._foreach_copy_(targets, sources),
+        "save": checkpointer.save_checkpoint,
+        "again": lambda: torch._foreach_copy_(targets, sources),
+    }
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    for number in range(num_rounds + 2):
+        for name, work in forms.items():
+            seconds = timed(work)
+            if number >= 2:
+                times[name].append(seconds)
+            checkpointer.wait()
+        checkpointer.delete_checkpoints(num_to_keep=0)
+    one, save, other = (min(times[name]) for name in forms)
+    size = sum(source.nbytes for source in sources) / 1e6
+    return [
+        Figure(f"one copy in memory, {size:,.0f} MB", min(one, other), "s"),
+        Figure("  again (A/A)", other / one, "×"),
+        Figure("the pause of a save", save, "s"),
+        Figure("the pause, by one copy", save / min(one, other), "×", PAUSE_BAR, abs(other / one - 1)),
+    ]
+
+
+def small_tensors(folder: Path, num_tensors: int, num_steps: int) -> list[Figure]:
+    """A quarter of them are parameters, the others Adam's two averages and its counts."""
+    model = nn.ParameterList([torch.randn(8) for _ in range(num_tensors // 4)])
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, foreach=True)
+    parameters = list(model.parameters())
+    checkpointer = bl.Checkpointer(folder, {"model": model, "optimizer": optimizer})
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = (
+                parameter.detach() * 0.1
+            )  # thousands of calls, each of which lets go of the interpreter
+        optimizer.step()
+
+    def slowest(saves: bool) -> tuple[float, float]:
+        times = []
+        for number in range(num_steps):
+            start = time.perf_counter()
+            step()
+            if saves and not checkpointer.busy and number >= 2:
+                checkpointer.save_checkpoint()
+            times.append(time.perf_counter() - start)
+        checkpointer.wait()
+        checkpointer.delete_checkpoints(num_to_keep=0)
+        median = statistics.median(times)
+        return max(times) - median, median
+
+    slowest(saves=True)
+    (alone, median), (beside, _), (again, _) = slowest(False), slowest(True), slowest(False)
+    return [
+        Figure(f"a step of {num_tensors:,} small tensors", median, "s"),
+        Figure("  the slowest, above the median, no saves", max(alone, again), "s"),
+        Figure("the slowest while checkpoints are written", beside, "s", HELD_UP_BAR, max(alone, again)),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- training on
+class Wide(bl.Brain):
+    """A stack of layers, so wide that the time goes into the mathematics."""
+
+    def compute_forward(self, batch: torch.Tensor, stage: bl.Stage) -> torch.Tensor:
+        return self.modules.model(batch)
+
+    def compute_objectives(
+        self, predictions: torch.Tensor, batch: torch.Tensor, stage: bl.Stage
+    ) -> torch.Tensor:
+        return (predictions - batch).square().mean()
+
+
+def training(folder: Path, parameters: float, seconds: float, num_rounds: int) -> list[Figure]:
+    width = 1024
+    data = [torch.randn(64, width) for _ in range(8)]
+
+    def run(updates: int, saves: bool) -> float:
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(max(1, round(parameters / width**2)))))
+        brain = Wide(
+            {"model": model},
+            lambda params: torch.optim.Adam(params, 1e-4),
+            run_opts={"noprogressbar": True, "ckpt_interval_minutes": 5 / 60 if saves else 0},
+            checkpointer=bl.Checkpointer(folder / f"{time.time_ns()}") if saves else None,
+        )
+        return timed(lambda: brain.fit(range(1), [data[n % len(data)] for n in range(updates)]))
+
+    each = run(20, saves=False) / 20
+    updates = max(1, round(seconds / each))
+    times: dict[str, list[float]] = {"without": [], "with": [], "again": []}
+    for _ in range(num_rounds):
+        for name, taken in times.items():
+            taken.append(run(updates, saves=name == "with"))
+    shutil.rmtree(folder)
+    without, saving, again = (statistics.median(taken) for taken in times.values())
+    ratio = saving / ((without + again) / 2)
+    return [
+        Figure(f"{updates} updates of {parameters / 1e6:.0f} million parameters", without, "s"),
+        Figure("  again (A/A)", again / without, "×"),
+        Figure("the same with a save every 5 s", ratio, "×", TRAINING_BAR, abs(again / without - 1)),
+    ]
+
+
 # ----------------------------------------------------------------------------------------------------------- a long run
 def by_hand_small(folder: Path, model: nn.Module, number: int) -> None:
     """The calls that a small commit cannot do without, into a folder that grows as well."""
@@ -152,8 +277,8 @@ def long_run(folder: Path, num_saves: int) -> list[Figure]:
     """A file system itself is slower with every folder in a folder, so it is asked by hand as well."""
     model = nn.Linear(100, 100)
     five, every = (
-        bl.Checkpointer(folder / "five", {"model": model}),
-        bl.Checkpointer(folder / "all", {"model": model}),
+        bl.Checkpointer(folder / "five", {"model": model}, background=False),
+        bl.Checkpointer(folder / "all", {"model": model}, background=False),
     )
     (folder / "hand").mkdir(parents=True)
     kept_five, kept_all, hand = [], [], []
@@ -179,7 +304,11 @@ def long_run(folder: Path, num_saves: int) -> list[Figure]:
 def listings(folder: Path, num_checkpoints: int) -> list[Figure]:
     """The folders are copies of a real one with another number; to save so many would take minutes."""
     model, optimizer = model_with_adam(0.1)
-    pattern = bl.Checkpointer(folder, {"model": model, "optimizer": optimizer}).save_checkpoint({"loss": 0.5})
+    pattern = (
+        bl.Checkpointer(folder, {"model": model, "optimizer": optimizer})
+        .save_checkpoint({"loss": 0.5})
+        .wait()
+    )
     for number in range(2, num_checkpoints + 1):
         place = folder / f"commit-{number:08d}"
         place.mkdir()
@@ -204,21 +333,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9, help="counted rounds of a commit (default 9)")
     parser.add_argument("--megabytes", type=float, default=300, help="of model and optimizer (default 300)")
+    parser.add_argument("--parameters", type=float, default=100e6, help="of the pause (default 100 million)")
+    parser.add_argument("--seconds", type=float, default=20, help="of a run that trains on (default 20)")
     parser.add_argument("--saves", type=int, default=1000, help="of the long run (default 1,000)")
     parser.add_argument("--checkpoints", type=int, default=10_000, help="of the listing (default 10,000)")
     parser.add_argument("--folder", help="where to write (default: the folder for temporary files)")
     arguments = parser.parse_args()
 
-    torch.set_num_threads(1)
     logging.getLogger("brainlib").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
+        paused = pause(folder / "pause", arguments.parameters * 12 / 1e6, arguments.rounds)
+        shutil.rmtree(folder / "pause")
+        torch.set_num_threads(1)
         figures = [
+            *paused,
+            *small_tensors(folder / "small", 20_000, 150),
+            *training(folder / "training", arguments.parameters / 10, arguments.seconds, 3),
             *commits(folder / "commits", arguments.megabytes, arguments.rounds),
             *long_run(folder / "long", arguments.saves),
             *listings(folder / "listing", arguments.checkpoints),
         ]
-    print(f"{arguments.rounds} rounds, one thread, torch {torch.__version__}; minima over the rounds\n")
+    print(
+        f"{arguments.rounds} rounds, one thread (the pause: all), torch {torch.__version__}; minima over the rounds\n"
+    )
     print(f"{'':42}{'':>9}{'bar':>10}")
     for figure in figures:
         bar = "" if figure.bar is None else f"≤ {figure.bar:.1f} {figure.unit}"

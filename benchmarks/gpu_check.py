@@ -5,6 +5,10 @@ ones, and looks: nothing not finite is left, the counts are those of the host fo
 CPU, no value of an update is waited for (torch's own sync debug mode), and copies from pinned memory arrive. It prints
 microseconds a step of both forms.
 
+It cuts a run and goes on from its checkpoint, in fp32, bf16 and fp16 with a scaler: weights, optimizer and generators
+have to end as those of the run that was not cut. It trains on while a checkpoint is written: the file has to be of the
+moment of the save. And it times what the loop stands still for, beside one copy from the device into pinned memory.
+
     python benchmarks/gpu_check.py
 """
 
@@ -12,8 +16,10 @@ from __future__ import annotations
 
 import copy
 import sys
+import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,6 +81,116 @@ def microseconds(cls: type[Small], device: str) -> float:
     return (time.perf_counter() - began) / len(batches) * 1e6
 
 
+class Cut(Exception):
+    """Ends a run in the middle."""
+
+
+class Dropping(Small):
+    """Draws on the device, and may be cut."""
+
+    cut_at = -1
+
+    def compute_forward(self, batch: Batch, stage: bl.Stage) -> Tensor:
+        return torch.nn.functional.dropout(self.modules.model(batch[0]), 0.2, self.modules.training)
+
+    def on_fit_batch_end(self, batch: Batch, outputs: Tensor, loss: Tensor, should_step: bool) -> None:
+        if self.step == self.cut_at:
+            raise Cut
+
+
+def dropping(folder: str, precision: str, cut_at: int = -1) -> Dropping:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8))
+    brain = Dropping(
+        {"model": model},
+        lambda parameters: torch.optim.Adam(parameters, 1e-3),
+        hparams={"seed": 3},
+        run_opts={
+            "noprogressbar": True,
+            "device": "cuda",
+            "precision": precision,
+            "ckpt_interval_steps": 5,
+            "ckpt_async": cut_at < 0,  # else what is put off depends on the clock
+        },
+        checkpointer=bl.Checkpointer(folder),
+    )
+    brain.cut_at = cut_at
+    return brain
+
+
+def resumes(precision: str) -> str:
+    """What is wrong with going on from a checkpoint; empty when nothing is."""
+    batches = [(x.cuda(), y.cuda()) for x, y in data(24, None)]
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        uncut = dropping(one, precision)
+        uncut.fit(range(2), batches)
+        try:
+            dropping(two, precision, cut_at=13).fit(range(2), batches)
+        except Cut:
+            pass
+        torch.cuda.manual_seed(99)
+        resumed = dropping(two, precision)
+        resumed.fit(range(2), batches)
+        pairs = zip(uncut.modules.state_dict().values(), resumed.modules.state_dict().values(), strict=True)
+        different = sum(not torch.equal(a, b) for a, b in pairs)
+        drawn = [torch.rand(1, device="cuda").item()]
+        uncut.checkpointer.wait()
+        resumed.checkpointer.wait()
+    if uncut.optimizer_step != resumed.optimizer_step or different:
+        return f"{precision}: {different} tensors differ after a resume ({drawn})"
+    return ""
+
+
+def moments() -> list[str]:
+    """What is wrong with checkpoints that are written while the device goes on; and prints what a save costs."""
+    wrong = []
+    width = 4096
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(6))).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+    batch = torch.randn(64, width, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    step()
+    tensors = [p.detach() for p in model.parameters()]
+    tensors += [value for state in optimizer.state.values() for value in state.values()]
+    pinned = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+    with tempfile.TemporaryDirectory() as folder:
+        checkpointer = bl.Checkpointer(Path(folder), {"model": model, "optimizer": optimizer})
+        for number in range(4):
+            checkpointer.wait()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            torch._foreach_copy_(pinned, tensors, non_blocking=True)
+            torch.cuda.synchronize()
+            copied = time.perf_counter()
+            before = [p.detach().clone() for p in model.parameters()]
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            checkpoint = checkpointer.save_checkpoint({"n": number})
+            returned = time.perf_counter()
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+            trained = time.perf_counter()
+            checkpointer.wait()
+            done = time.perf_counter()
+            saved = bl.load_weights(checkpoint.path, "model")
+            same = all(torch.equal(a.cpu(), b) for a, b in zip(before, saved.values(), strict=True))
+            if not same:
+                wrong.append(f"checkpoint {number} is not of the moment at which it was taken")
+        size = sum(t.nbytes for t in tensors) / 1e9
+        print(
+            f"{size:.1f} GB of state: one copy into pinned memory {copied - began:.3f} s; a save returns after "
+            f"{returned - start:.3f} s, with five steps behind it {trained - start:.3f} s, all written after "
+            f"{done - start:.1f} s"
+        )
+    return wrong
+
+
 def main() -> int:
     """Check and print; 1 if something is wrong."""
     if not torch.cuda.is_available():
@@ -103,6 +219,8 @@ def main() -> int:
     print(f"waits for the device in 30 steps, start and end included: {len(waits)}")
     if len(waits) >= 30:
         wrong.append("the host waits for the device in every step")
+    wrong += [told for precision in ("fp32", "bf16", "fp16") if (told := resumes(precision))]
+    wrong += moments()
     for name, cls in (("device form", Small), ("host form", OnHost)):
         print(f"{name}: {microseconds(cls, 'cuda'):.0f} µs a step, set-up included")
     print("\n".join(wrong) or "all as it should be")

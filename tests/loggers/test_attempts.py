@@ -55,14 +55,14 @@ def lives(folder: Path, plan: Plan, *last_moments: int) -> Read:
 PLANS: dict[str, tuple[Plan, range]] = {
     **{
         f"{cls.__name__}, every three updates": (
-            Plan(cls.__name__, options={"ckpt_interval_steps": 3}),
+            Plan(cls.__name__, options={"ckpt_async": False, "ckpt_interval_steps": 3}),
             range(1 + 5 * number, 200, 35),
         )
         for number, cls in enumerate(SEVEN)
     },
-    "every update": (Plan(options={"ckpt_interval_steps": 1}), range(2, 200, 20)),
+    "every update": (Plan(options={"ckpt_async": False, "ckpt_interval_steps": 1}), range(2, 200, 20)),
     "windows of three": (
-        Plan(options={"ckpt_interval_steps": 1, "grad_accumulation_factor": 3}),
+        Plan(options={"ckpt_async": False, "ckpt_interval_steps": 1, "grad_accumulation_factor": 3}),
         range(4, 200, 20),
     ),
     "each epoch": (Plan(), range(6, 200, 16)),
@@ -71,7 +71,7 @@ PLANS: dict[str, tuple[Plan, range]] = {
     "first line of the hook": (Plan(saves="before logging"), range(10, 200, 15)),
     "inside windows": (Plan(saves="batch", options={"grad_accumulation_factor": 3}), range(14, 200, 16)),
     "validation in mid-epoch": (
-        Plan(options={"ckpt_interval_steps": 1, "valid_interval_steps": 2}),
+        Plan(options={"ckpt_async": False, "ckpt_interval_steps": 1, "valid_interval_steps": 2}),
         range(16, 200, 20),
     ),
     "saved in a validation in mid-epoch": (
@@ -93,7 +93,7 @@ def test_cut_anywhere_and_resumed(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_cut_several_times(seed: int, tmp_path: Path) -> None:
-    plan = Plan(options={"ckpt_interval_steps": 2, "valid_interval_steps": 4})
+    plan = Plan(options={"ckpt_async": False, "ckpt_interval_steps": 2, "valid_interval_steps": 4})
     draw = random.Random(seed)
     last_moments = [draw.randrange(1, 40) for _ in range(5)]
     run(tmp_path / "uncut", plan)
@@ -111,7 +111,7 @@ def test_cut_before_the_first_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_takes_what_came_after_the_one_before_it(tmp_path: Path) -> None:
-    plan = Plan(options={"ckpt_interval_steps": 3})
+    plan = Plan(options={"ckpt_async": False, "ckpt_interval_steps": 3})
     run(tmp_path / "uncut", plan)
     with pytest.raises(Cut):
         run(tmp_path / "cut", replace(plan, last_moment=50), end=cut)
@@ -144,7 +144,7 @@ def start(script: WarmScript, folder: Path, plan: Plan) -> int:
 
 
 def test_killed_processes(script: WarmScript, tmp_path: Path) -> None:
-    plan = Plan(options={"ckpt_interval_steps": 3}, saves="valid")
+    plan = Plan(options={"ckpt_async": False, "ckpt_interval_steps": 3}, saves="valid")
     assert start(script, tmp_path / "uncut", plan) == 0
     for number, last_moments in enumerate([(5,), (31, 2), (44, 17, 30), (93,)]):
         folder = tmp_path / str(number)
@@ -156,7 +156,7 @@ def test_killed_processes(script: WarmScript, tmp_path: Path) -> None:
 
 def test_killed_in_the_middle_of_a_line(script: WarmScript, tmp_path: Path) -> None:
     """Half a line swallows neither the line before it nor the next attempt's first."""
-    plan = Plan(options={"ckpt_interval_steps": 1})
+    plan = Plan(options={"ckpt_async": False, "ckpt_interval_steps": 1})
     assert start(script, tmp_path / "uncut", plan) == 0
     for torn in (1, 4, 11):
         folder = tmp_path / str(torn)
@@ -181,7 +181,7 @@ def test_without_a_checkpointer_a_run_that_is_started_again_takes_the_place_of_t
 
 
 def test_killed_from_outside_while_it_logs(script: WarmScript, tmp_path: Path) -> None:
-    plan = Plan(options={"ckpt_interval_steps": 2})
+    plan = Plan(options={"ckpt_async": False, "ckpt_interval_steps": 2})
     assert start(script, tmp_path / "uncut", plan) == 0
     folder, log = tmp_path / "cut", tmp_path / "cut" / "metrics.jsonl"
     folder.mkdir()
@@ -220,7 +220,7 @@ def page(folder: Path) -> Curves:
 @pytest.mark.parametrize("last_moments", [(5,), (53,), (52, 38), (85, 9), (95,)], ids=str)
 def test_a_page_of_tensorboard_shows_each_point_once(last_moments: tuple[int, ...], tmp_path: Path) -> None:
     """Two axes in one folder, two fits whose epochs begin anew, and points that a purge takes of the other axis."""
-    plan = Plan(tensorboard=True, saves="valid", options={"ckpt_interval_steps": 4})
+    plan = Plan(tensorboard=True, saves="valid", options={"ckpt_async": False, "ckpt_interval_steps": 4})
     lives(tmp_path / "uncut", plan)
     lives(tmp_path / "cut", plan, *last_moments)
     expected = page(tmp_path / "uncut")
@@ -230,7 +230,10 @@ def test_a_page_of_tensorboard_shows_each_point_once(last_moments: tuple[int, ..
 
 
 def test_a_killed_process_and_tensorboard(script: WarmScript, tmp_path: Path) -> None:
-    plan, cut = Plan(tensorboard=True, options={"ckpt_interval_steps": 4}), tmp_path / "cut"
+    plan, cut = (
+        Plan(tensorboard=True, options={"ckpt_async": False, "ckpt_interval_steps": 4}),
+        tmp_path / "cut",
+    )
     assert start(script, tmp_path / "uncut", plan) == 0
     for last in (37, 20):
         assert start(script, cut, replace(again(cut, plan), last_moment=last)) == KILLED
@@ -252,7 +255,7 @@ def test_a_clock_that_was_set_back_is_told(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_the_line_for_people_says_that_the_run_was_resumed(tmp_path: Path) -> None:
-    plan = Plan(options={"ckpt_interval_steps": 3})
+    plan = Plan(options={"ckpt_async": False, "ckpt_interval_steps": 3})
     lives(tmp_path, plan, 12, 50, 35)
     marks = [line for line in (tmp_path / "log.txt").read_text().splitlines() if line.startswith("---")]
     assert marks == [

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from brainlib.checkpoint.beside import settled
 from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer, Owner
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.manifest import MANIFEST
@@ -155,7 +156,7 @@ class Origin:
 
     def _at_path(self, checkpointer: Checkpointer) -> Checkpoint:
         path = self._resume
-        if not os.path.exists(path):
+        if not settled(path).exists():
             there = quoted(c.path.name for c in checkpointer.list_checkpoints())
             raise ValueError(
                 f"resume={path!r}: there is no such path; give {AUTO!r}, {NEVER!r}, or the path of a checkpoint or of "
@@ -185,7 +186,7 @@ class Origin:
         )
 
     def _take_weights(self, checkpointer: Checkpointer | None, owner: Owner, path: str) -> Loaded:
-        if not os.path.exists(path):
+        if not settled(path).exists():
             raise ValueError(
                 f"init_from={path!r}: there is no such path; give a checkpoint, a folder of checkpoints, or a file "
                 "with a state dict"
@@ -277,8 +278,9 @@ class _Place:
     """The checkpoint at a path, which may have been moved, or be gone, since somebody noted it."""
 
     def __init__(self, path: str) -> None:
-        manifest = Path(path, MANIFEST)
-        self._path, self._name = path, Path(os.path.abspath(path)).name
+        place = settled(path)
+        manifest = place / MANIFEST
+        self._path, self._name = path, place.name
         self._sum = sha256_of(manifest) if manifest.is_file() else None
 
     def is_in(self, began: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from brainlib.checkpoint.averaging import record_of_average
+from brainlib.checkpoint.beside import settled
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.manifest import Checkpoint, Saved
 from brainlib.checkpoint.recoverables import bare_module
@@ -103,7 +104,7 @@ def weight_source(path: str | os.PathLike[str], modules: Mapping[str, torch.nn.M
     ...     weight_source(f"{folder}/epoch-12.pt", {"model": model}).names
     ('model',)
     """
-    place = Path(os.path.abspath(os.fspath(path)))
+    place = settled(path)
     if not place.exists():
         raise FileNotFoundError(
             f"{place} does not exist; give a checkpoint, a folder of checkpoints, or a file with a state dict"

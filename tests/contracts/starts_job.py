@@ -37,7 +37,9 @@ def kill_before(brain: Plain, number: int) -> None:
 def main(request: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     style = next(cls for cls in SEVEN if cls.__name__ == request["style"])
-    options = {"ckpt_interval_steps": 1, "grad_accumulation_factor": 3, **request["options"]}
+    options = {
+        "ckpt_interval_steps": 1, "ckpt_async": False, "grad_accumulation_factor": 3, **request["options"]
+    }  # fmt: skip
     brain = make(style, bl.Checkpointer(request["folder"]), global_seed=request["seed"], **options)
     if request["kill"]:
         kill_before(brain, request["kill"])

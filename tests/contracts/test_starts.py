@@ -31,7 +31,7 @@ from tests.recipes.warm import WarmScript
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_SEED = 991
-OPTIONS = {"ckpt_interval_steps": 1, "grad_accumulation_factor": 3}
+OPTIONS = {"ckpt_interval_steps": 1, "ckpt_async": False, "grad_accumulation_factor": 3}
 seven = pytest.mark.parametrize("cls", SEVEN, ids=lambda cls: cls.__name__)
 
 
@@ -102,6 +102,18 @@ def test_resumed_from_a_path_outside_killed_and_started_again(
     end, said = process(cls, own, resume=other)
     assert f"resumed from {own}/step-" in said and f"; it began at resume={other}" in said
     assert same_ending(end, uncut(cls)) and len(end["trace"]) < 3
+
+
+@seven
+def test_killed_while_it_writes_beside_training(cls: type[Plain], process: Any, tmp_path: Path) -> None:
+    """Nobody knows which checkpoint was the last that came to its end: the bits are the same."""
+    other, own = tmp_path / "other", tmp_path / "own"
+    process(cls, other, seed=3, ckpt_async=True, num_snapshots=-1)  # to its end
+    first = min(bl.Checkpointer(other).find_checkpoints(), key=lambda c: c.commit).path
+    for kill in (3, 2):
+        process(cls, own, kill=kill, resume=first, ckpt_async=True, num_snapshots=-1)
+    end, _ = process(cls, own, resume=first, ckpt_async=True, num_snapshots=-1)
+    assert same_ending(end, uncut(cls))
 
 
 @seven

@@ -124,9 +124,9 @@ class Whereabouts:
         return self
 
 
-_run: ContextVar[Run | None] = ContextVar(
-    "brainlib_run", default=None
-)  # the one inside whose methods this is
+# The run inside whose methods this is; and those of all threads, because one that a hook starts inherits no context.
+_run: ContextVar[Run | None] = ContextVar("brainlib_run", default=None)
+_running: list[Run] = []
 _latest: list[Whereabouts] = []  # of the one whose method ended last; at most one
 _labels: Counter[str] = Counter()
 
@@ -151,10 +151,12 @@ def logging_for(run: Run) -> Iterator[None]:
         yield
         return
     token = _run.set(run)
+    _running.append(run)
     try:
         yield
     finally:
         _run.reset(token)
+        _running.remove(run)
         _latest[:] = [run.whereabouts()]
 
 
@@ -173,9 +175,13 @@ def whereabouts(log: Path, is_its: Callable[[Attempt], bool] = lambda attempt: F
     >>> whereabouts(log) is not None, whereabouts(Path("elsewhere.jsonl")) is not None
     (True, False)
     """
-    run, log = _run.get(), log.absolute()
-    here = run.whereabouts() if run is not None else _latest[0] if _latest else None
-    if here is None or (run is None and log not in here.attempt.logs and not is_its(here.attempt)):
+    log = log.absolute()
+    run = _run.get() or (_running[0] if len(_running) == 1 else None)
+    if run is not None:
+        here = run.whereabouts()
+    elif _latest and not _running and (log in _latest[0].attempt.logs or is_its(_latest[0].attempt)):
+        here = _latest[0]
+    else:
         return None
     here.attempt.logs.add(log)
     here.attempt.unsynced.add(log)

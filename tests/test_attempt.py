@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,15 @@ def brain_with(folder: Path, name: str, cls: type[Regression] = Regression, **op
 
 
 def told(path: Path, **options: Any) -> list[tuple[Any, ...]]:
-    """Of each row: the name of its run, the attempt, fit and epoch."""
+    """Of each row: the name of its run, fit and epoch."""
     found = bl.read_metrics(path, **options)
-    return [(row["run"]["name"], row["run"]["attempt"], row["run"]["at"][0], row["epoch"]) for row in found]
+    return [(row["run"]["name"], row["run"]["at"][0], row["epoch"]) for row in found]
 
 
 def test_what_a_row_tells(tmp_path: Path) -> None:
     for num_epochs in (1, 2):
         brain_with(tmp_path, "save").fit(range(num_epochs), batches(4, 4))
-    first, second = bl.read_metrics(tmp_path / "metrics.jsonl")
+    first, second = bl.read_metrics(tmp_path / "metrics.jsonl", superseded=True)
     assert first["run"] == {
         "name": "save",
         "attempt": 1,
@@ -63,10 +64,10 @@ def test_two_brains_of_a_script_log_into_one_file(tmp_path: Path) -> None:
     for num_epochs in (1, 2):  # two starts of the script; the second goes on with both
         for name in ("a", "b"):
             brain_with(tmp_path, name).fit(range(num_epochs), batches(4))
-    assert told(log) == [("a", 1, 0, 0), ("b", 1, 0, 0), ("a", 2, 0, 1), ("b", 2, 0, 1)]
+    assert told(log) == [("a", 0, 0), ("b", 0, 0), ("a", 0, 1), ("b", 0, 1)]
     (tmp_path / "b").rename(tmp_path / "away")
     brain_with(tmp_path, "b").fit(range(1), batches(4))
-    assert told(log) == [("a", 1, 0, 0), ("a", 2, 0, 1), ("b", 3, 0, 0)]
+    assert told(log) == [("a", 0, 0), ("a", 0, 1), ("b", 0, 0)]
     assert len(told(log, superseded=True)) == 5
 
 
@@ -74,7 +75,7 @@ def test_the_folder_may_be_moved_between_two_attempts(tmp_path: Path) -> None:
     brain_with(tmp_path / "old", "save").fit(range(1), batches(4))
     (tmp_path / "old").rename(tmp_path / "new")
     brain_with(tmp_path / "new", "save").fit(range(2), batches(4))
-    assert told(tmp_path / "new" / "metrics.jsonl") == [("save", 1, 0, 0), ("save", 2, 0, 1)]
+    assert told(tmp_path / "new" / "metrics.jsonl") == [("save", 0, 0), ("save", 0, 1)]
 
 
 def test_rows_of_two_fits_are_not_merged(tmp_path: Path) -> None:
@@ -123,6 +124,19 @@ def test_a_fit_that_ctrl_c_interrupted_goes_on_in_the_same_process(tmp_path: Pat
     assert len(expected) == 2 * (5 + 2 + 1)
     for stumbles in ((5,), (7,), (5, 9, 13)):
         assert script(tmp_path / str(stumbles), *stumbles) == expected, stumbles
+
+
+def test_a_thread_that_a_hook_has_started_belongs_to_the_hook(tmp_path: Path) -> None:
+    class Threaded(Regression):
+        def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Any, should_step: bool) -> None:
+            row = {"epoch": self.step}
+            thread = threading.Thread(target=self.loggers[0].log_stats, args=(row,))
+            thread.start()
+            thread.join()
+
+    brain_with(tmp_path, "save", Threaded).fit(range(1), batches(4, 4))
+    found = bl.read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["run"]["at"] for row in found] == [[0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 2, 1]]
 
 
 def test_another_brain_in_a_hook_belongs_to_the_hook(tmp_path: Path) -> None:

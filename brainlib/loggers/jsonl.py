@@ -96,7 +96,9 @@ def read_metrics(
         merge_by: meta keys that tell rows apart, such as "epoch". Rows of one fit that agree in all of them become one,
             in the place of the first; where they have a value in common, the later one counts. This joins what several
             callers logged about an epoch. Rows without these keys are kept as they are.
-        superseded: whether the rows that no longer stand are wanted, too: every row of the file.
+        superseded: whether the rows that no longer stand are wanted, too: every row of the file, as it stands there.
+            Otherwise "attempt" and "from" are not under "run", so that only "time" tells the rows of a run that was cut
+            from those of one that was not.
 
     Raises:
         FileNotFoundError: when there is no such file.
@@ -120,9 +122,16 @@ def read_metrics(
             logger.warning("%s: line %d is not whole and is left out", path, number)
     if not superseded:
         stands = surviving([row.get("run") for row in rows])
-        rows = [row for row, kept in zip(rows, stands, strict=True) if kept]
+        rows = [_without_attempt(row) for row, kept in zip(rows, stands, strict=True) if kept]
     keys = (merge_by,) if isinstance(merge_by, str) else tuple(merge_by)
     return _merged(rows, keys) if keys else rows
+
+
+def _without_attempt(row: dict[str, Any]) -> dict[str, Any]:
+    run = row.get("run")
+    if not isinstance(run, dict):
+        return row
+    return {**row, "run": {key: value for key, value in run.items() if key not in ("attempt", "from")}}
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -171,12 +171,7 @@ def tear(number: int) -> None:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """What a reader gets, without what differs from one start to the next."""
-    return [plainly(row) for row in bl.read_metrics(path)]
-
-
-def plainly(row: dict[str, Any]) -> dict[str, Any]:
-    told = {key: value for key, value in row.get("run", {}).items() if key not in ("attempt", "from")}
-    return {**{key: value for key, value in row.items() if key != "time"}, "run": told}
+    return [{key: value for key, value in row.items() if key != "time"} for row in bl.read_metrics(path)]
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class Session(Onlooker):
             debug=False,
         )
         brain._update_limit = None
-        brain._profiler = None
+        brain._profiler = None  # it has been started by now, and writes when it is stepped or stopped
         self._redirect(brain)
         half = max(1, batches // 2)
         num_epochs = _num_epochs(epoch_counter)
@@ -173,8 +173,9 @@ class Session(Onlooker):
     def _names_in(self, method: str) -> list[str]:
         """The attributes that a method of the user's mentions."""
         function = function_of(getattr(self.brain, method))
-        assert function is not None
-        return sorted(names_used(function)) if self.brain._overridden(method) else []
+        if function is None or not self.brain._overridden(method):
+            return []
+        return sorted(names_used(function))
 
     def _point(self) -> None:
         leaves = self._walk().leaves

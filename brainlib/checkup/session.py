@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from brainlib.checkpoint.checkpointer import Checkpointer
+from brainlib.checkpoint.options import AUTO
 from brainlib.checkup.accumulation import compare_split
 from brainlib.checkup.batches import contents, ids
 from brainlib.checkup.digests import Digests
@@ -31,6 +32,7 @@ from brainlib.found import attributes_of, has_state
 from brainlib.loggers.base import TrainLogger
 from brainlib.onlooker import Onlooker
 from brainlib.options import RunOptions
+from brainlib.origin import Origin
 from brainlib.seeding import generator_states
 
 __all__ = ["Plan", "Session"]
@@ -95,11 +97,13 @@ class Session(Onlooker):
         self._change_options(
             limit_train_batches=min(batches, options.limit_train_batches or batches),
             limit_valid_batches=min(_VALID_BATCHES, options.limit_valid_batches or _VALID_BATCHES),
+            resume=AUTO,  # whatever the script asks for: a run is looked at from its beginning, and is then resumed
             ckpt_interval_minutes=0,
             ckpt_interval_steps=0,
             noprogressbar=True,
             debug=False,
         )
+        brain._state.origin = Origin(brain._options.checkpoint_options)
         brain._update_limit = None
         brain._profiler = None  # it has been started by now, and writes when it is stepped or stopped
         self._redirect(brain)
@@ -191,6 +195,7 @@ class Session(Onlooker):
 
     def _copy(self, place: Place) -> None:
         if self.plan.copies:
+            self.brain.checkpointer.wait()  # what is being written in the background is there after a cut, or is not
             target = Path(self.plan.copies) / f"epoch-{place.epoch}-batch-{place.batch}"
             shutil.copytree(self.plan.folder, target, symlinks=True)
             self.trace.write("saved", place, folder=str(target))

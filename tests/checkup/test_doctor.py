@@ -95,6 +95,19 @@ def test_short_fits(num_epochs: int, batches: tuple[int, ...], cuts: list[str]) 
     assert [text.partition(":")[0] for name, text in report.checks if name == "cut and resume"] == cuts
 
 
+def test_it_begins_at_the_beginning_whatever_resume_says(tmp_path: Path) -> None:
+    other = brains.train(brains.make(brains.Plain, bl.Checkpointer(tmp_path / "other")), num_epochs=1)
+    assert other.checkpointer is not None
+    other.checkpointer.wait()
+    for resume in ("never", str(tmp_path / "other")):
+        brain = brains.make(brains.Plain, bl.Checkpointer(tmp_path / "save"), resume=resume)
+        report = bl.doctor(brain, brains.Items(), brains.VALID, brains.SHUFFLED)
+        assert report and "equal bits in 10 batches of 3 epochs" in str(report), str(report)
+    warm = brains.make(brains.Plain, bl.Checkpointer(tmp_path / "save"), init_from=str(tmp_path / "other"))
+    report = bl.doctor(warm, brains.Items(), brains.VALID, brains.SHUFFLED)
+    assert report, str(report)
+
+
 def test_two_updates_an_epoch_where_batches_are_accumulated() -> None:
     report = bl.doctor(brains.make(brains.Plain, grad_accumulation_factor=3), brains.ready_batches((2,) * 9))
     assert "equal bits in 15 batches of 3 epochs" in told(report, "same again"), str(report)

@@ -16,6 +16,7 @@ import json
 import mmap
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -325,6 +326,7 @@ def warm_up() -> None:
 
 
 def main() -> None:
+    begin = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cell", type=Cell.from_name)
     parser.add_argument("folder", type=Path)
@@ -342,7 +344,8 @@ def main() -> None:
     checkpointer = None if told.without_checkpoints else checkpointer_of(run)
     num_workers = told.cell.num_workers if told.num_workers is None else told.num_workers
     end = script(told.cell, run, checkpointer, num_workers)
-    (told.folder / "result.json").write_text(json.dumps({"end": end, "counts": run.counts}))
+    result = {"end": end, "counts": run.counts, "seconds": time.monotonic() - begin}
+    (told.folder / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

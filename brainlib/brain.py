@@ -20,28 +20,21 @@ from torch.utils.data import DataLoader
 
 from brainlib.announcements import (
     parameter_line,
-    say_finished,
-    say_from_where,
-    say_how,
-    say_that_it_goes_on,
-    say_what_differs,
-    warn_of_shadowed_options,
-    warn_of_unread_keys,
 )
 from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
 from brainlib.attempt import logging_for
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
-from brainlib.brain_state import MID_EPOCH_VALIDATION, NUM_SNAPSHOTS, BrainState, warn_of_unsaved
+from brainlib.brain_state import MID_EPOCH_VALIDATION, NUM_SNAPSHOTS, BrainState
 from brainlib.common.asked import asked
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
-from brainlib.data.sources import BatchSource, Lookahead, check_set, is_ready, source_of
+from brainlib.data.sources import BatchSource, check_set, is_ready, source_of
 from brainlib.data.transfer import on_device
 from brainlib.distributed.world import World
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
-from brainlib.fit_scope import FitScope, nothing
+from brainlib.fit_scope import FitScope
 from brainlib.found import attributes_of, found_in
 from brainlib.hparams import HParams
 from brainlib.onlooker import present
@@ -49,11 +42,11 @@ from brainlib.options import RunOptions
 from brainlib.precision import precision_of
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
-from brainlib.seeding import derive, draw_seed, preserved_generators
+from brainlib.seeding import derive, preserved_generators
 from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
-from brainlib.triggers import Trigger, as_trigger
-from brainlib.update.buffers import Buffers
+from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in
+from brainlib.triggers import Trigger
 from brainlib.update.fused import make_fused
 from brainlib.update.gradients import Gradients
 from brainlib.update.guard import DeviceGuard, HostGuard
@@ -62,7 +55,6 @@ from brainlib.update.loss_weight import ids_of, num_items
 from brainlib.update.optimizers import Optimizers
 from brainlib.update.parameter_groups import without_vector_decay
 from brainlib.update.watch import OptimizerWatch
-from brainlib.update.window import Window
 
 if TYPE_CHECKING:
     from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
@@ -70,7 +62,6 @@ if TYPE_CHECKING:
 __all__ = ["Brain"]
 
 _ALL_ALIKE: AbstractContextManager[None] = nullcontext()
-_NO_EPOCH = object()
 _MAY_BE_OVERRIDDEN = {"_compile", "_wrap_distributed", "_make_guard"}
 
 
@@ -334,7 +325,7 @@ class Brain:
         if self._options.test_only:
             logger.info("fit: skipped, because the option test_only is set")
             return
-        with self._numbered_fit(epoch_counter) as scope:
+        with numbered_fit(self, epoch_counter) as scope:
             sets = {
                 "train_set": train_set,
                 "valid_set": valid_set,
@@ -344,8 +335,8 @@ class Brain:
             train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
             self.on_fit_start()
-            self._settle_in()
-            for epoch in self._open_epochs(epoch_counter, scope, train):
+            settle_in(self)
+            for epoch in open_epochs(self, epoch_counter, scope, train):
                 self._fit_train(train, valid, epoch, progressbar)
                 if valid is not None:
                     self._fit_valid(valid, epoch, progressbar, closing=True)
@@ -359,12 +350,12 @@ class Brain:
         scope, run = self._scope, self._scope.run
         self.modules.train()  # before the hook: what the hook freezes stays frozen
         self.on_stage_start(Stage.TRAIN, epoch)
-        self._replay_resumed()
+        replay_resumed(self)
         if run.step == 0:
             run.open_epoch()
             self._optimizers.drop_gradients()
 
-        batches, window, total = self._open_data(train)
+        batches, window, total = open_data(self, train)
         batches = present().batches(self, batches)
         if valid is not None:
             scope.validate_now = lambda: self._fit_valid(valid, epoch, progressbar)
@@ -771,55 +762,8 @@ class Brain:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # ------------------------------------------------------------------------------------------------------------
-    # A fit: its number, its start, its epochs
+    # What a fit is made with; how it starts, and where a resumed one goes on, stands in starting.py
     # ------------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _numbered_fit(self, epoch_counter: Iterable[Any]) -> Iterator[FitScope]:
-        """The scope of this fit. An outer fit has a number, and keeps it until it is finished; one inside a hook has
-        counters of its own and leaves those of the outer one alone.
-        """
-        # A hook of a validation may call fit, inside no_grad.
-        with (
-            in_experiment(self._experiment),
-            logging_for(self._state),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
-            if self._fitting:
-                self._settle_verdict()
-                outside, self._scope = (self._scope, self.should_step), self._new_scope(inner=True)
-                try:
-                    yield self._scope
-                finally:
-                    self._scope, self.should_step = outside
-                return
-            self._fitting, self._outer.epoch_counter = True, epoch_counter
-            try:
-                with self._profiling():
-                    yield self._outer
-                self._wait_for_checkpoints()
-                self._fits_done += 1
-                warn_of_unread_keys(self.hparams.unread())
-                self.hparams.forget_unread()
-            except BaseException as error:
-                self._extensions.on_error(self, error)
-                raise
-            finally:
-                self._fitting, self._outer.epoch_counter = False, None
-                self._outer.validate_now = nothing
-                self._extensions.close(self)
-
-    @contextmanager
-    def _profiling(self) -> Iterator[None]:
-        if self._profiler is None:
-            yield
-            return
-        self._profiler.start()
-        try:
-            yield
-        finally:
-            self._profiler.stop()
 
     def _make_guard(self) -> HostGuard:
         """On a CPU the host may read the norm: it waits for nothing there."""
@@ -829,147 +773,6 @@ class Brain:
         late = self._guard.late
         run = RunState(by_items=self._options.loss_average == "items", on_device=late)
         return FitScope(run, OptimizerWatch(on_device=late), inner)
-
-    def _settle_in(self) -> None:
-        """After on_fit_start: look at what it made and loaded, and say how this fit starts."""
-        self._custom_fit_batch = self._overridden("fit_batch")
-        self._find_optimizers()
-        self._weighted = self._options.grad_accumulation_factor > 1 or self._world.size > 1
-        if self._ready:
-            return
-        self._ready = True
-        loaded = self.checkpointer.loaded if self.checkpointer is not None and self._state.loaded else None
-        if self._seed is None:
-            self._seed = draw_seed()
-        say_how(self.modules, self.device, self._options, self._seed, own_steps=self._custom_fit_batch)
-        if not self._custom_fit_batch and any(
-            isinstance(o, torch.optim.LBFGS) for o in self._optimizers.found.values()
-        ):
-            raise ValueError(
-                "LBFGS computes the loss several times an update, which the default fit_batch does not: override "
-                "fit_batch and call self.optimizer.step(closure) in it, or take another optimizer"
-            )
-        if not self._optimizers.found and not self._custom_fit_batch:
-            logger.warning(
-                "no parameter will be updated: there is no optimizer. Give opt_class, or make one in init_optimizers."
-            )
-        say_from_where(self._scope.run, loaded, self.checkpointer, self._state.origin)
-        self._save_triggers = self._make_save_triggers()
-        if self.checkpointer is not None:
-            warn_of_unsaved(self, self.checkpointer)
-        if loaded is not None and self.checkpointer is not None:
-            say_what_differs(loaded, self.checkpointer.environment())
-            self._state.restore_generators()
-            self._pending = loaded
-        warn_of_shadowed_options(self.__dict__, self._own_names, self._options)
-
-    def _open_epochs(
-        self, epoch_counter: Iterable[Any], scope: FitScope, train: BatchSource
-    ) -> Iterator[Any]:
-        """The epochs that are not closed yet; says so when there is none."""
-        run = scope.run
-        if not self._take_place(epoch_counter, scope, train):
-            return
-        if hasattr(epoch_counter, "seek"):
-            epoch_counter.seek(run.epoch_start + run.epoch)
-            epochs = iter(epoch_counter)
-        else:
-            epochs = islice(epoch_counter, run.epoch, None)
-        if self._options.debug:
-            epochs = islice(epochs, max(self._options.debug_epochs - run.epoch, 0))
-        started = run.step > 0  # an open epoch still has its end and its validation, also at the limit
-        any_open = False
-        while started or not self._limit_reached(run):
-            epoch = next(epochs, _NO_EPOCH)
-            if epoch is _NO_EPOCH:
-                break
-            started, any_open = False, True
-            yield epoch
-        if not any_open:
-            say_finished(epoch_counter, run, self._limit_reached(run))
-
-    def _take_place(self, epoch_counter: Any, scope: FitScope, train: BatchSource) -> bool:
-        """Begin this fit, or go on with it; False if it was finished before the checkpoint was made."""
-        run, number = scope.run, self._fits_done
-        if not scope.inner:
-            self._state.begin_attempt()
-        if not scope.inner and run.fit > number:
-            logger.info(
-                "fit %d of this script was finished before the checkpoint was made: nothing to do", number
-            )
-            if hasattr(epoch_counter, "seek"):
-                epoch_counter.seek(max(epoch_counter.current, epoch_counter.limit))
-            self._extensions.start(self)  # what they hold may be asked for between the fits
-            return False
-        if scope.inner:
-            run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
-            return True
-        if self._pending is None:
-            say_that_it_goes_on(run, number)
-        if run.fit < number:
-            run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
-            self._pending = None
-        else:
-            self._resume_here(number, epoch_counter)
-        self._check_fingerprint(train)
-        self._extensions.start(self)
-        for trigger in self._save_triggers:
-            trigger.start(self)
-        return True
-
-    def _resume_here(self, number: int, epoch_counter: Any) -> None:
-        """The fit that the checkpoint stands in begins. What the script did since it was loaded (in
-        on_fit_start, between its fits) it had done before the cut, too: the saved state is applied once more, over it.
-        """
-        loaded, self._pending = self._pending, None
-        if loaded is None:
-            return
-        assert self.checkpointer is not None
-        in_mid_epoch = self._scope.run.step > 0
-        if number > 0 or self._overridden("on_fit_start"):
-            self._scope.strict = not in_mid_epoch
-            self.checkpointer.load_checkpoint(loaded)
-            self._find_optimizers()
-        self._state.restore_generators()
-        self._scope.resumed = loaded if in_mid_epoch else None
-        if self._loaded_counter is not None and hasattr(epoch_counter, "load_state_dict"):
-            epoch_counter.load_state_dict(self._loaded_counter)
-
-    def _replay_resumed(self) -> None:
-        """The open epoch's on_stage_start has been run again, as at the cut epoch's start: what it did to the state is
-        undone by applying the saved state once more, also to what it created.
-        """
-        if self._scope.resumed is not None:
-            assert self.checkpointer is not None
-            self._scope.strict = True
-            self.checkpointer.load_checkpoint(self._scope.resumed)
-            self._scope.resumed = None
-            self._state.restore_generators()
-        self._find_optimizers()
-
-    def _open_data(self, train: BatchSource) -> tuple[Iterator[Any], Window, int | None]:
-        """The batches from where the run stands, the window over them, and how many there are in the epoch."""
-        run, limit, total = self._scope.run, self._batch_limit(Stage.TRAIN), train.num_batches
-        batches = train.read(self._run_seed(), run.epoch_start + run.epoch, run.step)
-        if self._limit_reached(run):
-            batches = iter(())
-        elif limit is not None:
-            batches = islice(batches, max(limit - run.step, 0))
-            total = min(limit, total if total is not None else limit)
-        factor = self._options.grad_accumulation_factor
-        if run.micro == 0 or not self._scope.buffers.kept:
-            self._scope.buffers = Buffers(self.modules)
-            if run.micro:  # resumed inside a window
-                self._scope.buffers.keep()
-                self._scope.buffers.load_state_dict(self._state.window_buffers)
-        self._scope.updates_before = run.optimizer_step
-        self._scope.watch.clear()
-        if train.num_batches is not None:
-            self._scope.is_last = lambda: run.step == total or self._limit_reached(run)
-            return on_device(batches, self.device), Window(factor, last=total), total
-        ahead = Lookahead(batches)
-        self._scope.is_last = lambda: run.step == limit or self._limit_reached(run) or ahead.is_last()
-        return on_device(ahead, self.device), Window(factor, last=limit, is_last=ahead.is_last), total
 
     def _run_seed(self) -> int:
         """The seed of a fit's data order. The first fit's is the seed of the run; later and inner fits
@@ -1211,15 +1014,6 @@ class Brain:
         if self.checkpointer is not None:
             self.checkpointer.wait()
 
-    def _make_save_triggers(self) -> list[Trigger]:
-        if self.checkpointer is None:
-            return []
-        minutes, updates = self._options.ckpt_interval_minutes, self._options.ckpt_interval_steps
-        return [
-            *([as_trigger((minutes * 60, "seconds"))] if minutes else []),
-            *([as_trigger((updates, "step"))] if updates else []),
-        ]
-
     def _save_in_time(self, checkpointer: Checkpointer) -> None:
         """Save where an interval is over; where the save before is still being written, as soon as it is not."""
         if checkpointer.troubled:
@@ -1260,17 +1054,6 @@ class Brain:
         if num is not None and self.checkpointer is None:
             logger.warning("num_snapshots has no effect: the Brain has no checkpointer")
         return () if num is None or self.checkpointer is None else (Snapshot(num, name=NUM_SNAPSHOTS),)
-
-    def _check_fingerprint(self, train: BatchSource) -> None:
-        """Inside an epoch, a position means the same only in the same data."""
-        run, before, now = self._scope.run, self._scope.fingerprint, train.fingerprint()
-        if run.step and before != now:
-            raise ValueError(
-                f"the training data changed in the middle of epoch {run.epoch + 1} of fit {run.fit} (batch {run.step} "
-                f"was the last): it had {before}, now it has {now}. Go on with the same data and batch size; or, to "
-                "train on other data, make a new Brain with a checkpoint folder of its own."
-            )
-        self._scope.fingerprint = now
 
     def _say_once(self, what: str, message: str) -> None:
         if what not in self._said:

@@ -7,7 +7,7 @@ docs page, the error messages) is read off the same fields, which is why a new o
     grad_clip: float | None = option(5.0, "Largest norm of the gradient.", minimum=0)
 
 The type is the annotation. Understood are ``bool``, ``int``, ``float``, ``str``, ``Literal["a", "b"]``, ``list[str]``,
-``dict[str, str]``, and each of these with ``| None``.
+``dict[str, str]``, `Seconds` (a length of time), and each of these with ``| None``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,26 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from brainlib.common.durations import seconds_of
 from brainlib.common.errors import nearest, quoted
 
-__all__ = ["Option", "OptionGroup", "option", "options_of", "same_name"]
+__all__ = ["Option", "OptionGroup", "Seconds", "option", "options_of", "same_name"]
 
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
 _NONE = ("none", "null", "~", "")
+
+
+class Seconds(float):
+    """The type of an option that is a length of time: it may be written as 12:00:00 or 1-12:00:00, and is a float.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Tea(OptionGroup):
+    ...     time: Seconds = option(180.0, "How long it stands.")
+    >>> options_of(Tea)[0].read("0:03:30", "the command line")
+    210.0
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +146,7 @@ class Option:
                 int: "a whole number",
                 float: "a number",
                 str: "a text",
+                Seconds: "seconds, or a text such as 1-12:00:00",
             }.get(self.kind, "a list of names" if self.is_list else "names with values")
         if self.minimum is not None:
             words += f", at least {self.minimum:g}"
@@ -209,6 +223,11 @@ def _count(value: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else _REFUSED
 
 
+def _seconds(value: Any) -> Any:
+    number = seconds_of(value) if isinstance(value, str) else value
+    return _REFUSED if number is None else _number(number)
+
+
 def _text(value: Any) -> Any:
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     return value if isinstance(value, str) else _REFUSED
@@ -240,6 +259,7 @@ _CONVERTERS: dict[Any, Any] = {
     int: _count,
     float: _number,
     str: _text,
+    Seconds: _seconds,
     list[str]: _names,
     dict[str, str]: _pairs,
 }

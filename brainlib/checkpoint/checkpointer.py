@@ -23,6 +23,7 @@ from brainlib.checkpoint import manifest
 from brainlib.checkpoint.beside import Writer, settled
 from brainlib.checkpoint.copies import Copies
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.held import Held
 from brainlib.checkpoint.hooks import (
     ClassHooks,
     LoadHook,
@@ -710,6 +711,17 @@ class Checkpointer:
         return self.retry.run(
             lambda: self._store.rename(checkpoint, stem), f"renaming {checkpoint.path} to {stem}"
         )
+
+    def hold(self) -> Held:
+        """For the trainer: everything that takes part as it is now, in memory. It touches no disk of checkpoints.
+
+        Raises:
+            CheckpointError: Something does not give its state, or there is not enough memory for a copy.
+
+        >>> model = torch.nn.Linear(1, 1)
+        >>> held = Checkpointer("never-written", {"model": model}).hold()
+        """
+        return Held(self._gather)
 
     # ----------------------------------------------------------------------------------------------------- finding
 

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from brainlib.common.logs import logger
 from brainlib.data.order import drawn_apart, order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
+from brainlib.data.workers import WorkerInit
 from brainlib.seeding import derive
 
 __all__ = ["BatchSource", "Lookahead", "check_set", "is_ready", "source_of"]
@@ -48,6 +49,9 @@ class BatchSource:
         shuffled order.
         """
         return islice(self._batches, start, None)
+
+    def abandon(self) -> None:
+        """What is being read is not needed any more, nor what was read ahead: do not wait for it."""
 
     def fingerprint(self) -> dict[str, int]:
         """What a resume inside an epoch must find unchanged for its position to mean the same."""
@@ -109,18 +113,20 @@ class LoaderBatches(BatchSource):
                 "num_workers",
                 "pin_memory",
                 "timeout",
-                "worker_init_fn",
                 "multiprocessing_context",
                 "persistent_workers",
                 "prefetch_factor",
                 "in_order",
             )
         }
+        if loader.num_workers > 0:
+            options["worker_init_fn"] = WorkerInit(loader.worker_init_fn)
         if loader.batch_sampler is None:
             options |= {"batch_size": None, "sampler": self._order}
         else:
             options |= {"batch_sampler": self._order}
         self._in_this_process = loader.num_workers == 0
+        self._reading: Iterator[Any] | None = None
         self._loader: DataLoader[Any] = DataLoader(
             SeededDataset(loader.dataset),
             generator=self._generator,
@@ -131,8 +137,19 @@ class LoaderBatches(BatchSource):
     def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
         self._order.seed, self._order.epoch, self._order.start = seed, epoch, start
         self._generator.manual_seed(derive(seed, epoch, "workers"))
-        batches = iter(self._loader)
+        batches = self._reading = iter(self._loader)
         return kept_apart(batches) if self._in_this_process else batches
+
+    def abandon(self) -> None:
+        # torch waits up to five seconds for each worker to end its item, and knows no other way. The thread that pins
+        # memory has to end before them: it would wait for a worker that died while it wrote.
+        batches, self._reading = self._reading, None
+        if not self._loader.pin_memory:
+            for worker in getattr(batches, "_workers", ()):
+                worker.terminate()
+        shut_down = getattr(batches, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
 
     def fingerprint(self) -> dict[str, int]:
         known = {}

@@ -1,0 +1,39 @@
+"""What a worker process of a loader does about signals."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["WorkerInit"]
+
+
+class WorkerInit:
+    """The first thing that a worker does, before the user's own ``worker_init_fn``.
+
+    Ctrl-C in a terminal, and a scheduler's warning, come to all processes of a job. The training process decides what
+    happens then, and stops its workers itself; SIGTERM ends them, as torch has it. They do not outlive it: the system
+    kills them when it ends, also one that is busy (torch lets it finish first) or hangs.
+
+    Args:
+        then: the user's, or None.
+
+    >>> WorkerInit(None).then is None
+    True
+    """
+
+    def __init__(self, then: Callable[[int], Any] | None) -> None:
+        self.then = then
+
+    def __call__(self, worker_id: int) -> None:
+        """In the worker."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        end_with_parent = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
+        if end_with_parent is not None:
+            end_with_parent(signal.SIGKILL)
+        if self.then is not None:
+            self.then(worker_id)

@@ -32,6 +32,7 @@ from brainlib.run_state import RunState
 from brainlib.seeding import seed_everything
 from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
+from brainlib.stopping.endings import Stopped
 from brainlib.triggers import IntervalTrigger, LimitTrigger, Trigger
 from brainlib.update.schedules import NewBob, Noam, Plateau, WarmUp, update_learning_rate
 
@@ -58,6 +59,7 @@ __all__ = [
     "RunState",
     "Snapshot",
     "Stage",
+    "Stopped",
     "TensorboardLogger",
     "TrainLogger",
     "Trigger",

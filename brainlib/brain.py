@@ -32,6 +32,7 @@ from brainlib.compiling import compile_in_place, set_matmul_precision, to_channe
 from brainlib.data.sources import BatchSource, check_set, is_ready, source_of
 from brainlib.data.transfer import on_device
 from brainlib.distributed.world import World
+from brainlib.ending import keep_point, see_to
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope
@@ -46,6 +47,7 @@ from brainlib.seeding import derive, preserved_generators
 from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
 from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in
+from brainlib.stopping.signals import Signals, of_this_thread
 from brainlib.triggers import Trigger
 from brainlib.update.fused import make_fused
 from brainlib.update.gradients import Gradients
@@ -145,6 +147,7 @@ class Brain:
         self._guard = self._make_guard()
         self._outer = self._new_scope()
         self._scope = self._outer  # of the innermost fit: a hook may call fit
+        self._signals = Signals(deaf=True)  # until something runs that listens
         self._seed: int | None = seed_of(hparams)
         self._state = BrainState(self)
         self.checkpointer = checkpointer
@@ -334,6 +337,7 @@ class Brain:
             present().fit_starts(self, epoch_counter, **sets)
             train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
+            scope.sources = [train] if valid is None else [train, valid]
             self.on_fit_start()
             settle_in(self)
             for epoch in open_epochs(self, epoch_counter, scope, train):
@@ -347,8 +351,10 @@ class Brain:
         self, train: BatchSource, valid: BatchSource | None, epoch: Any, progressbar: bool | None
     ) -> None:
         """One epoch of training, from the batch at which the run stands. All ranks."""
-        scope, run = self._scope, self._scope.run
+        scope, run, signals = self._scope, self._scope.run, self._signals
         self.modules.train()  # before the hook: what the hook freezes stays frozen
+        if not scope.inner and self._overridden("on_stage_start"):
+            keep_point(self)
         self.on_stage_start(Stage.TRAIN, epoch)
         replay_resumed(self)
         if run.step == 0:
@@ -361,11 +367,22 @@ class Brain:
             scope.validate_now = lambda: self._fit_valid(valid, epoch, progressbar)
         marks = self._custom_fit_batch and self.checkpointer is not None
         read_loss, keep_buffers, trained = run.loss.value, scope.buffers.keep, run.step
+        signals.shield_update()
+        has_limit = self._options.max_time is not None
         with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
             try:
+                if run.unfired:  # stopped in a validation inside the epoch
+                    scope.left = True
+                    batches = iter(()) if self._after_window() else batches
+                    scope.left = False
+                signals.waiting = True
+                if signals.pending or has_limit:
+                    see_to(self)
                 for batch in batches:
+                    signals.waiting, scope.left = False, True
                     run.begin_batch()
                     if run.micro == 1:
+                        scope.held = None
                         keep_buffers()
                         scope.window_began = run.optimizer_step
                     scope.batch = batch
@@ -379,16 +396,22 @@ class Brain:
                     if closes and self._after_window():
                         break
                     bar.advance(read_loss)
+                    scope.left, signals.waiting = False, True
+                    if signals.pending or has_limit:
+                        see_to(self)
             except BaseException:
+                signals.waiting = False
                 self._take_back(trained)
                 raise
-        scope.batch = None
+        scope.batch, scope.left, signals.waiting = None, True, False
         self._settle_verdict()
         if run.step == 0:
             raise ValueError(train.empty_message(run.epoch))
 
         train_loss = run.loss.value() if run.loss.weight else math.nan  # every window was void
         scope.losses = {"train_loss": train_loss}
+        if valid is not None and not scope.inner:
+            keep_point(self)
         with self._closing_epoch(epoch, valid is None):
             self.on_stage_end(Stage.TRAIN, train_loss, epoch)
 
@@ -476,7 +499,13 @@ class Brain:
         if self._scope.inner:  # an inner fit is part of somebody's hook: it saves nothing and is not limited
             return False
         if self._extensions:
+            every = self._options.valid_interval_steps
+            if every and run.optimizer_step % every == 0:  # a validation is due, which may be interrupted
+                run.unfired = True
+                keep_point(self)
+            run.unfired = False
             self._extensions.fire(self)
+            self._scope.held = None
         if self.checkpointer is not None:
             self._save_in_time(self.checkpointer)
         if self._limit_reached(run):
@@ -501,6 +530,7 @@ class Brain:
         if self.checkpointer is not None and not self._is_committed(self.checkpointer):
             meta = {**_plain_epoch(epoch), **self._scope.losses}
             self.checkpointer.save_automatically(meta, reason="epoch", on_error=self._options.on_save_error)
+        self._scope.held = None
 
     def _is_committed(self, checkpointer: Checkpointer) -> bool:
         """Whether the newest checkpoint of this process stands for where the run stands now."""
@@ -561,7 +591,7 @@ class Brain:
                 self._progress.bar(stage.name.lower(), total, 0, self._shows(progressbar)) as bar,
                 self._extensions.evaluating(self, stage),
             ):
-                for batch in on_device(batches, self.device):
+                for batch in self._signals.between(on_device(batches, self.device)):
                     self._scope.eval_step += 1
                     loss = self.evaluate_batch(batch, stage)
                     if not isinstance(loss, (float, int)):
@@ -611,7 +641,7 @@ class Brain:
                 self._progress.bar("test", source.num_batches, 0, self._shows(progressbar)) as bar,
             ):
                 predictions = []
-                for batch in on_device(source.read(self._run_seed(), 0), self.device):
+                for batch in self._signals.between(on_device(source.read(self._run_seed(), 0), self.device)):
                     with self.evaluation_ctx:
                         predictions.append(self.compute_forward(batch, Stage.TEST))
                     bar.advance(lambda: 0.0)
@@ -984,8 +1014,10 @@ class Brain:
         )
         weights_only = nullcontext() if self.checkpointer is None else self.checkpointer.weights_only()
         self._checkpoint_choice = checkpoint
+        self._signals = of_this_thread()
         try:
             with (
+                self._signals.heard(self._options.stop_grace_seconds),
                 in_experiment(self._experiment),
                 logging_for(self._state),
                 self._as_it_was(),

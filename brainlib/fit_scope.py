@@ -14,6 +14,8 @@ from brainlib.update.watch import OptimizerWatch
 
 if TYPE_CHECKING:
     from brainlib.checkpoint.checkpointer import Checkpoint
+    from brainlib.checkpoint.held import Held
+    from brainlib.data.sources import BatchSource
 
 __all__ = ["FitScope", "nothing"]
 
@@ -62,3 +64,6 @@ class FitScope:
     put_off: bool = False  # whether a save is due that waits for the one before to be written
     validate_now: Callable[[], float] = nothing
     is_last: Callable[[], bool] = _never  # whether the batch in hand is the last of its epoch
+    left: bool = False  # whether the run has left its last resume point
+    held: Held | None = None  # that point, while code runs that may be interrupted and is run again
+    sources: list[BatchSource] = field(default_factory=list)  # what it reads

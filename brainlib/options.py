@@ -23,6 +23,7 @@ from brainlib.distributed.devices import find_device
 from brainlib.distributed.options import DistributedOptions
 from brainlib.precision_options import PrecisionOptions
 from brainlib.progress_options import ProgressOptions
+from brainlib.stopping.options import StoppingOptions
 from brainlib.update.options import UpdateOptions
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class RunOptions:
     checkpoint_options: CheckpointOptions = dataclasses.field(default_factory=CheckpointOptions)
     data_options: DataOptions = dataclasses.field(default_factory=DataOptions)
     loop_options: LoopOptions = dataclasses.field(default_factory=LoopOptions)
+    stopping_options: StoppingOptions = dataclasses.field(default_factory=StoppingOptions)
     progress_options: ProgressOptions = dataclasses.field(default_factory=ProgressOptions)
     distributed_options: DistributedOptions = dataclasses.field(default_factory=DistributedOptions)
     compile_options: CompileOptions = dataclasses.field(default_factory=CompileOptions)

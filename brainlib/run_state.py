@@ -19,6 +19,8 @@ which is the same triple with ``step`` = 0.
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +133,8 @@ _COUNTERS = (
     "nonfinite_windows",
     "nonfinite_in_epoch",
     "nonfinite_in_a_row",
+    "seconds",
+    "unfired",
 )
 
 
@@ -158,6 +162,8 @@ class RunState:
         nonfinite_in_epoch: those of the open epoch.
         nonfinite_in_a_row: those since the last good window.
         loss: `RunningMean` of the training loss of the open epoch, over committed windows.
+        seconds: how long the run had trained when its clock was started last, see `elapsed`.
+        unfired: whether what is due after the last batch (extensions, a timed save) is still to be done.
 
     Example:
         >>> run = RunState()
@@ -167,10 +173,24 @@ class RunState:
         (1, 1, 2.0)
     """
 
-    __slots__ = (*_COUNTERS, "by_items", "late", "loss", "pending", "recorded", "verdict")
+    __slots__ = (
+        *_COUNTERS,
+        "_clock",
+        "_started",
+        "by_items",
+        "late",
+        "loss",
+        "pending",
+        "recorded",
+        "verdict",
+    )
 
-    def __init__(self, by_items: bool = True, on_device: bool = False) -> None:
+    def __init__(
+        self, by_items: bool = True, on_device: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.by_items = by_items  # whether `loss` averages over items, or over batches
+        self._clock = clock
+        self._started: float | None = None  # None while no fit runs
         self.fit = -1
         self.epoch = 0
         self.epoch_start = 0
@@ -181,6 +201,8 @@ class RunState:
         self.nonfinite_windows = 0
         self.nonfinite_in_epoch = 0
         self.nonfinite_in_a_row = 0
+        self.seconds = 0.0
+        self.unfired = False
         self.loss = RunningMean(on_device)
         self.pending: list[tuple[float | Tensor, float]] = []
         self.recorded = True  # whether the loss of the batch in hand is known; there is none yet
@@ -314,6 +336,20 @@ class RunState:
         self.weight = 0.0
         self.pending.clear()
 
+    # ---- the time
+
+    def start_clock(self) -> None:
+        """A fit begins: from now on the time counts."""
+        self._started = self._clock()
+
+    def stop_clock(self) -> None:
+        """The fit is over."""
+        self.seconds, self._started = self.elapsed(), None
+
+    def elapsed(self) -> float:
+        """How long the run has trained, in seconds, in all its processes; only work that was not lost counts."""
+        return self.seconds + (0.0 if self._started is None else self._clock() - self._started)
+
     # ---- where it stands
 
     def point(self, closed: bool = False) -> tuple[int, int, int]:
@@ -338,6 +374,7 @@ class RunState:
             after.close_epoch()
             return after.state_dict()
         state: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
+        state["seconds"] = self.elapsed()
         state["loss"] = self.loss.state_dict()
         state["pending"] = [[float(loss), weight] for loss, weight in self.pending]
         return state
@@ -352,6 +389,8 @@ class RunState:
             )
         for name in _COUNTERS:
             setattr(self, name, state[name])
+        if self._started is not None:
+            self.start_clock()
         self.recorded, self.verdict, self.late = True, None, None
         self.loss.load_state_dict(state["loss"])
         self.pending = [(loss, weight) for loss, weight in state["pending"]]

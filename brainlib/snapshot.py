@@ -18,6 +18,7 @@ from brainlib.checkpoint.retention import Rule, best, every, kept, newest, requi
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.extension import Extension
+from brainlib.stopping.endings import Stopped
 from brainlib.triggers import TriggerSpec
 
 __all__ = ["Snapshot"]
@@ -151,8 +152,8 @@ class Snapshot(Extension):
 
     def on_error(self, brain: Any, exc: BaseException) -> None:
         """Leave a checkpoint to be looked at, if asked to; the older ones of this kind go."""
-        if not self.snapshot_on_error or brain.checkpointer is None:
-            return
+        if not self.snapshot_on_error or brain.checkpointer is None or isinstance(exc, Stopped):
+            return  # that the machine is taken away is no error, and the run is saved already
         told = {"error": type(exc).__name__, "message": str(exc)}
         saved = brain.checkpointer.save_checkpoint(
             told, end_of_epoch=brain.run_state.step == 0, reason="error", snapshot=(self._tag, self.count)

@@ -26,10 +26,13 @@ from brainlib.brain_state import warn_of_unsaved
 from brainlib.common.logs import logger
 from brainlib.data.sources import BatchSource, Lookahead
 from brainlib.data.transfer import on_device
+from brainlib.ending import at_point, end_early, put_back, see_to, take_back, time_is_up
 from brainlib.experiment import in_experiment
 from brainlib.fit_scope import FitScope, nothing
 from brainlib.seeding import draw_seed
 from brainlib.stage import Stage
+from brainlib.stopping.endings import Interrupted, TimeIsUp
+from brainlib.stopping.signals import of_this_thread
 from brainlib.triggers import Trigger, as_trigger
 from brainlib.update.buffers import Buffers
 from brainlib.update.window import Window
@@ -63,20 +66,39 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
                 brain._scope, brain.should_step = outside
             return
         brain._fitting, brain._outer.epoch_counter = True, epoch_counter
+        brain._outer.left, brain._outer.held = True, None  # until its place is taken
+        brain._outer.run.start_clock()
         try:
-            with _profiling(brain):
+            with _stoppable(brain), _profiling(brain):
                 yield brain._outer
             brain._wait_for_checkpoints()
             brain._fits_done += 1
             warn_of_unread_keys(brain.hparams.unread())
             brain.hparams.forget_unread()
+        except TimeIsUp:
+            return
         except BaseException as error:
             brain._extensions.on_error(brain, error)
+            take_back(brain)
             raise
         finally:
+            brain._outer.run.stop_clock()
             brain._fitting, brain._outer.epoch_counter = False, None
             brain._outer.validate_now = nothing
+            brain._outer.sources.clear()
             brain._extensions.close(brain)
+
+
+@contextmanager
+def _stoppable(brain: Brain) -> Iterator[None]:
+    """Inside, a signal ends the fit at the next boundary; the run is then saved, and where it was."""
+    brain._signals = of_this_thread()
+    with brain._signals.heard(brain._options.stop_grace_seconds, lambda: at_point(brain)):
+        try:
+            yield
+        except Interrupted as interrupted:
+            end_early(brain, interrupted)
+            raise
 
 
 @contextmanager
@@ -140,6 +162,8 @@ def open_epochs(
 ) -> Iterator[Any]:
     """The epochs that are not closed yet; says so when there is none."""
     run = scope.run
+    if not scope.inner and time_is_up(brain):
+        raise TimeIsUp
     if not _take_place(brain, epoch_counter, scope, train):
         return
     if hasattr(epoch_counter, "seek"):
@@ -152,6 +176,8 @@ def open_epochs(
     started = run.step > 0  # an open epoch still has its end and its validation, also at the limit
     any_open = False
     while started or not brain._limit_reached(run):
+        scope.left = False
+        see_to(brain)
         epoch = next(epochs, _NO_EPOCH)
         if epoch is _NO_EPOCH:
             break
@@ -224,14 +250,19 @@ def _check_fingerprint(brain: Brain, train: BatchSource) -> None:
 
 def replay_resumed(brain: Brain) -> None:
     """The open epoch's on_stage_start has been run again, as at the cut epoch's start: what it did to the state is
-    undone by applying the saved state once more, also to what it created.
+    undone by applying the state of before once more, also to what it created. It is that of a checkpoint, or what was
+    live in this process.
     """
-    if brain._scope.resumed is not None:
+    scope = brain._scope
+    if scope.resumed is not None:
         assert brain.checkpointer is not None
-        brain._scope.strict = True
-        brain.checkpointer.load_checkpoint(brain._scope.resumed)
-        brain._scope.resumed = None
+        scope.strict = True
+        brain.checkpointer.load_checkpoint(scope.resumed)
+        scope.resumed = None
         brain._state.restore_generators()
+        scope.left, scope.held = False, None
+    elif scope.run.step > 0 and not scope.inner:
+        put_back(brain)
     brain._find_optimizers()
 
 

@@ -70,6 +70,8 @@ OURS = {
     "limit_valid_batches": None,
     "valid_interval_steps": 0,
     "progress_seconds": 0.1,
+    "stop_grace_seconds": 10.0,
+    "max_time": None,
 }
 
 

@@ -1,0 +1,130 @@
+"""How a fit ends before its last epoch: its last resume point is put back where the run has left it, and saved.
+
+A run is at a resume point only when a batch is over and when an epoch is closed. In between stands code that cannot be
+undone bit by bit: the hooks at the start and the end of a stage, and the validation, whatever they change. Before it
+begins the point is kept in memory (`keep_point`), so that a request to stop need not wait until it is over.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
+from brainlib.checkpoint.errors import CheckpointError
+from brainlib.checkpoint.manifest import AUTOMATIC
+from brainlib.common.durations import as_clock
+from brainlib.common.logs import logger
+from brainlib.stopping.endings import Interrupted, TimeIsUp
+
+if TYPE_CHECKING:
+    from brainlib.brain import Brain
+
+__all__ = ["at_point", "end_early", "keep_point", "put_back", "see_to", "take_back", "time_is_up"]
+
+
+def keep_point(brain: Brain) -> None:
+    """The run leaves a resume point, for code that may be interrupted and is then run again. All ranks.
+
+    It costs a copy of what a checkpoint holds, in memory. What cannot be copied is not interrupted: the run ends at the
+    next resume point.
+    """
+    scope = brain._outer
+    scope.left, scope.held = True, None
+    checkpointer = brain.checkpointer
+    if checkpointer is None:
+        checkpointer = Checkpointer("never-written")
+        checkpointer.attach(brain._state)
+    try:
+        scope.held = checkpointer.hold()
+    except CheckpointError as error:
+        brain._say_once("held", f"until the next resume point no signal will end this run early: {error}")
+
+
+def at_point(brain: Brain) -> bool:
+    """Whether the run is at a resume point, or can be put back to the one that it has left."""
+    return not brain._outer.left or brain._outer.held is not None
+
+
+def see_to(brain: Brain) -> None:
+    """A boundary at which something is pending: a signal, or the end of the time. All ranks."""
+    if brain._signals.pending:
+        brain._signals.see_to()
+    if not brain._scope.inner and time_is_up(brain):
+        raise TimeIsUp
+
+
+def time_is_up(brain: Brain) -> bool:
+    """Whether the run has trained for its `max_time`."""
+    limit = brain._options.max_time
+    return limit is not None and brain._outer.run.elapsed() >= limit
+
+
+def put_back(brain: Brain) -> None:
+    """Make the live run again what it was at its last resume point, if that is kept."""
+    scope = brain._outer
+    held, scope.held = scope.held, None
+    if held is None:
+        return
+    loaded = brain._state.loaded
+    try:
+        held.put_back()
+    finally:
+        brain._state.loaded = loaded  # nothing has come from the disk
+    scope.left = False
+    brain._state.restore_generators()
+    counter = scope.epoch_counter
+    if brain._loaded_counter is not None and hasattr(counter, "load_state_dict"):
+        counter.load_state_dict(brain._loaded_counter)
+
+
+def take_back(brain: Brain) -> bool:
+    """An error ended the fit, or a signal: what is not over is taken back, so that the same call made again repeats it.
+
+    Returns whether that worked.
+    """
+    try:
+        put_back(brain)
+    except CheckpointError as error:
+        logger.error("what was not over yet could not be undone: %s", error)
+        return False
+    return True
+
+
+def end_early(brain: Brain, interrupted: Interrupted) -> None:
+    """The fit ends here: put back, save, say so, let go of the data. All ranks."""
+    why = (
+        f"max_time ({as_clock(brain._options.max_time)})"
+        if isinstance(interrupted, TimeIsUp)
+        else brain._signals.asked
+    )
+    reason = "timed" if isinstance(interrupted, TimeIsUp) else "signal"
+    saved, run = _commit(brain, reason) if take_back(brain) else None, brain._outer.run
+    where = f"in epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"after {run.epoch} epochs"
+    logger.info(
+        "stopped by %s %s, update %d%s", why, where, run.optimizer_step,
+        f"; the run goes on from {saved.path}" if saved is not None else "",
+    )  # fmt: skip
+    for source in brain._outer.sources:  # only now: the loader of another process may keep us waiting
+        source.abandon()
+    traceback.clear_frames(
+        interrupted.__traceback__
+    )  # whoever keeps the traceback does not keep what it was reading
+
+
+def _commit(brain: Brain, reason: str) -> Checkpoint | None:
+    """The checkpoint of where the run stands, written if it is not on the disk. Main only."""
+    checkpointer = brain.checkpointer
+    if checkpointer is None:
+        return None
+    newest = checkpointer.written or checkpointer.loaded
+    # Inside an epoch one of the user's own was made inside the batch, before what is due after it.
+    if (
+        newest is not None
+        and newest.counters == brain._state.counters()
+        and (brain._outer.run.step == 0 or newest.reason in AUTOMATIC)
+    ):
+        return newest
+    return checkpointer.save_automatically(
+        end_of_epoch=False, reason=reason, on_error=brain._options.on_save_error
+    )

@@ -1,0 +1,180 @@
+"""A signal anywhere: the seven end at the next boundary, saved, and go on to the bits of the run left in peace.
+
+The signals are real ones, sent to this process from the user's code at a named moment. After SIGTERM another Brain goes
+on from the disk; after Ctrl-C the same call is made again, with a checkpointer and without one, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import brainlib as bl
+from tests.contracts.brains import SEVEN, SHUFFLED, VALID, Items, Plain, ending, make, ready_batches, two_fits
+
+OTHER_SEED = 991
+TRAIN, VALIDATION = bl.Stage.TRAIN, bl.Stage.VALID
+
+# Which call of a method the signal comes in; an inner fit's calls do not count. Five batches an epoch, three in a
+# validation; with a factor of 3 they are windows of 3 and 2.
+MOMENTS = {
+    "before the first batch": ("on_stage_start", TRAIN, 1),
+    "inside a window": ("compute_forward", TRAIN, 2),
+    "at the end of a window": ("compute_forward", TRAIN, 3),
+    "in the last batch": ("compute_forward", TRAIN, 5),
+    "at the end of training": ("on_stage_end", TRAIN, 1),
+    "before validation": ("on_stage_start", VALIDATION, 1),
+    "in validation": ("compute_forward", VALIDATION, 2),
+    "in the last batch of validation": ("compute_forward", VALIDATION, 6),
+    "at the end of an epoch": ("on_stage_end", VALIDATION, 1),
+    "at the start of the second epoch": ("on_stage_start", TRAIN, 2),
+    "in the last epoch of a fit": ("compute_forward", TRAIN, 9),
+    "at the end of a fit": ("on_stage_end", VALIDATION, 2),
+    "at the start of the second fit": ("on_stage_start", TRAIN, 3),
+    "in the second fit": ("compute_forward", TRAIN, 12),
+    "in the validation of the second fit": ("compute_forward", VALIDATION, 8),
+}
+seven = pytest.mark.parametrize("cls", SEVEN, ids=lambda cls: cls.__name__)
+moments = pytest.mark.parametrize("moment", MOMENTS)
+
+
+class Everything(Plain):
+    """What hooks may do that must not be done twice, or be lost: they draw, change weights, and keep a state."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.counts: dict[str, int] = {}
+
+    def on_stage_start(self, stage: bl.Stage, epoch: int | None = None) -> None:
+        self.count(f"start {stage}")
+
+    def compute_forward(self, batch: Any, stage: bl.Stage) -> torch.Tensor:
+        if stage == VALIDATION:
+            self.count("forward")
+        return super().compute_forward(batch, stage)
+
+    def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+        super().on_stage_end(stage, stage_loss, epoch)
+        self.count(f"end {stage}")
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+        with torch.no_grad():
+            for parameter in self.modules.parameters():
+                parameter.mul_(1 + 0.01 * torch.rand(()))
+
+    def get_extra_state(self) -> Any:
+        return self.counts
+
+    def set_extra_state(self, state: Any) -> None:
+        self.counts = state
+
+
+def signal_in(brain: Plain, moment: str, signum: int) -> None:
+    """Make this process get a signal in a call of a method, once."""
+    method, stage, number = MOMENTS[moment]
+    original: Callable[..., Any] = getattr(brain, method)
+    calls = 0
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += stage in (*args, *kwargs.values()) and not getattr(brain, "inside", False)
+        if calls == number:
+            calls += 1000
+            os.kill(os.getpid(), signum)
+        return original(*args, **kwargs)
+
+    setattr(brain, method, replacement)
+
+
+@functools.cache
+def left_in_peace(cls: type[Plain], factor: int, script: Callable[[Plain], Any] = two_fits) -> dict[str, Any]:
+    brain = make(cls, grad_accumulation_factor=factor)
+    script(brain)
+    return {**ending(brain), "counts": getattr(brain, "counts", None)}
+
+
+def with_counts(brain: Plain, trace: list[Any]) -> dict[str, Any]:
+    return {**ending(brain), "trace": trace, "counts": getattr(brain, "counts", None)}
+
+
+def stopped_and_resumed(
+    cls: type[Plain],
+    folder: Path,
+    moment: str,
+    signum: int,
+    script: Callable[[Plain], Any] = two_fits,
+    **options: Any,
+) -> dict[str, Any]:
+    """The ending of a run that was stopped by a signal and started again in another Brain."""
+    first = make(cls, bl.Checkpointer(folder), **options)
+    signal_in(first, moment, signum)
+    with pytest.raises(bl.Stopped, match=signal.Signals(signum).name):
+        script(first)
+    checkpointer = bl.Checkpointer(folder)
+    newest = checkpointer.newest()
+    assert newest is not None
+    assert newest.counters == first.checkpointer.written.counters
+    second = make(cls, bl.Checkpointer(folder), global_seed=OTHER_SEED, **options)
+    script(second)
+    return with_counts(second, first.trace + second.trace)
+
+
+@moments
+@seven
+def test_sigterm_and_a_new_process(cls: type[Plain], moment: str, tmp_path: Path) -> None:
+    end = stopped_and_resumed(cls, tmp_path, moment, signal.SIGTERM, grad_accumulation_factor=3)
+    assert end == left_in_peace(cls, 3)
+
+
+@moments
+@pytest.mark.parametrize("factor", [1, 3])
+def test_whatever_hooks_do(factor: int, moment: str, tmp_path: Path) -> None:
+    end = stopped_and_resumed(Everything, tmp_path, moment, signal.SIGUSR1, grad_accumulation_factor=factor)
+    assert end == left_in_peace(Everything, factor)
+
+
+def again_and_again(brain: Plain, script: list[Callable[[Plain], Any]]) -> None:
+    """A notebook: a cell that Ctrl-C ended is run again."""
+    for cell in script:
+        while True:
+            try:
+                cell(brain)
+            except KeyboardInterrupt:
+                continue
+            break
+
+
+def first_cell(brain: Plain) -> None:
+    brain.fit(range(2), Items(), VALID, train_loader_kwargs=SHUFFLED)
+
+
+def second_cell(brain: Plain) -> None:
+    brain.fit(range(1), ready_batches(), VALID)
+
+
+@moments
+@seven
+@pytest.mark.parametrize("saves", [False, True], ids=["no checkpointer", "checkpointer"])
+def test_ctrl_c_and_the_same_cell_again(cls: type[Plain], moment: str, saves: bool, tmp_path: Path) -> None:
+    brain = make(cls, bl.Checkpointer(tmp_path) if saves else None, grad_accumulation_factor=3)
+    signal_in(brain, moment, signal.SIGINT)
+    again_and_again(brain, [first_cell, second_cell])
+    assert with_counts(brain, brain.trace) == left_in_peace(cls, 3)
+
+
+@moments
+@pytest.mark.parametrize("factor", [1, 3])
+def test_ctrl_c_whatever_hooks_do(factor: int, moment: str) -> None:
+    brain = make(Everything, grad_accumulation_factor=factor)
+    signal_in(brain, moment, signal.SIGINT)
+    again_and_again(brain, [first_cell, second_cell])
+    assert with_counts(brain, brain.trace) == left_in_peace(Everything, factor)

@@ -361,20 +361,22 @@ class Brain:
             run.open_epoch()
             self._optimizers.drop_gradients()
 
+        if train.num_workers:
+            signals.shield_update()
         batches, window, total = open_data(self, train)
         batches = present().batches(self, batches)
         if valid is not None:
             scope.validate_now = lambda: self._fit_valid(valid, epoch, progressbar)
         marks = self._custom_fit_batch and self.checkpointer is not None
         read_loss, keep_buffers, trained = run.loss.value, scope.buffers.keep, run.step
-        signals.shield_update()
         has_limit = self._options.max_time is not None
         with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
             try:
-                if run.unfired:  # stopped in a validation inside the epoch
+                if (
+                    run.unfired
+                ):  # stopped in a validation inside the epoch; what follows is no resume point any more
                     scope.left = True
                     batches = iter(()) if self._after_window() else batches
-                    scope.left = False
                 signals.waiting = True
                 if signals.pending or has_limit:
                     see_to(self)
@@ -578,6 +580,8 @@ class Brain:
     ) -> float:
         """Every batch of a stage once, without gradients. All ranks."""
         mean, total, limit = RunningMean(), source.num_batches, self._batch_limit(stage)
+        if source.num_workers:
+            self._signals.shield_update()
         by_items = self._options.loss_average == "items"
         giver = "evaluate_batch" if self._overridden("evaluate_batch") else "compute_objectives"
         self._scope.eval_step = 0

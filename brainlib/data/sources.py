@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from brainlib.common.logs import logger
 from brainlib.data.order import drawn_apart, order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
-from brainlib.data.workers import WorkerInit
+from brainlib.data.workers import WorkerInit, workers_start
 from brainlib.seeding import derive
 
 __all__ = ["BatchSource", "Lookahead", "check_set", "is_ready", "source_of"]
@@ -38,6 +38,7 @@ class BatchSource:
     """
 
     num_batches: int | None
+    num_workers = 0  # processes that read
 
     def __init__(self, batches: Sequence[Any], name: str) -> None:
         self.name = name
@@ -69,6 +70,7 @@ class IterableBatches(BatchSource):
         self.name = name
         self._iterable = batches
         self.num_batches = None
+        self.num_workers = batches.num_workers if isinstance(batches, DataLoader) else 0
 
     def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
         if hasattr(self._iterable, "set_epoch"):
@@ -125,7 +127,7 @@ class LoaderBatches(BatchSource):
             options |= {"batch_size": None, "sampler": self._order}
         else:
             options |= {"batch_sampler": self._order}
-        self._in_this_process = loader.num_workers == 0
+        self.num_workers = loader.num_workers
         self._reading: Iterator[Any] | None = None
         self._loader: DataLoader[Any] = DataLoader(
             SeededDataset(loader.dataset),
@@ -137,8 +139,9 @@ class LoaderBatches(BatchSource):
     def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
         self._order.seed, self._order.epoch, self._order.start = seed, epoch, start
         self._generator.manual_seed(derive(seed, epoch, "workers"))
-        batches = self._reading = iter(self._loader)
-        return kept_apart(batches) if self._in_this_process else batches
+        with workers_start():
+            batches = self._reading = iter(self._loader)
+        return batches if self.num_workers else kept_apart(batches)
 
     def abandon(self) -> None:
         # torch waits up to five seconds for each worker to end its item, and knows no other way. The thread that pins

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["WorkerInit"]
+__all__ = ["WorkerInit", "workers_start"]
+
+_FOR_THE_WHOLE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def workers_start() -> Iterator[None]:
+    """Inside, processes are started that hear of no signal before their `WorkerInit` has said what is to be done then.
+
+    >>> with workers_start():
+    ...     signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    True
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_WHOLE_JOB)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WorkerInit:
@@ -32,6 +50,7 @@ class WorkerInit:
         """In the worker."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_WHOLE_JOB)
         end_with_parent = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
         if end_with_parent is not None:
             end_with_parent(signal.SIGKILL)

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from torch.utils.data._utils import signal_handling
+
 from brainlib.common.logs import logger
 from brainlib.stopping.endings import Interrupted, Stopped
 from brainlib.stopping.grace import Grace
@@ -22,7 +24,6 @@ from brainlib.stopping.grace import Grace
 __all__ = ["Signals", "of_this_thread"]
 
 LISTENED_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_TORCHS_OWN = "torch.utils.data._utils.signal_handling"
 _NO_BATCH = object()
 _SECONDS_FOR_THE_REST = 0.2  # a signal for the whole job comes to all of its processes within that
 
@@ -142,8 +143,13 @@ class Signals:
         of an update that leaves a model that is half updated. A scheduler's SIGTERM goes to the workers, too, so this
         is the ordinary case, and the run has to come to the end of its batch. What torch says is said there.
         """
+        if not self._earlier:
+            return
+        set_up = getattr(signal_handling, "_set_SIGCHLD_handler", None)
+        if set_up is not None:
+            set_up()  # torch does so itself with the first worker of a process; later than here is too late
         handler = signal.getsignal(signal.SIGCHLD)
-        if self._earlier and getattr(handler, "__module__", "") == _TORCHS_OWN:
+        if getattr(handler, "__module__", "") == signal_handling.__name__:
             self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._on_worker)
 
     # ---- handlers

@@ -77,7 +77,7 @@ class Watch:
 
 def main(process: int, print_stacks: int) -> None:
     """Watch over `process`; the signal `print_stacks` makes it print where its threads stand."""
-    watch = Watch()
+    watch, printing_until = Watch(), None
     while True:
         left = None if watch.deadline is None else max(watch.deadline - time.monotonic(), 0.0)
         if select.select([0], [], [], left)[0]:
@@ -85,13 +85,15 @@ def main(process: int, print_stacks: int) -> None:
             if not heard:
                 return
             watch.hear(heard, time.monotonic())
-        elif watch.deadline is not None and time.monotonic() >= watch.deadline:
+        elif watch.deadline is not None and watch.deadline == printing_until:
             break
-    os.kill(process, print_stacks)
-    time.sleep(SECONDS_TO_PRINT)
+        elif watch.deadline is not None:
+            os.kill(process, print_stacks)
+            # The signal may have set free what hung in a call of the system: it has until then to say so.
+            watch.deadline = printing_until = time.monotonic() + SECONDS_TO_PRINT
     seconds = time.monotonic() - (watch.told or 0.0)
     what = "the checkpoint is not written" if watch.reached else "the batch in hand is not over"
-    message = f"brainlib: SIGTERM came {seconds:.0f} s ago and {what}: the process ends itself, where it stood is above"
+    message = f"brainlib: SIGTERM came {seconds:.1f} s ago and {what}: the process ends itself, where it stood is above"
     os.write(2, message.encode() + b"\n")
     os.kill(process, SIGKILL)
 

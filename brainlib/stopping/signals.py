@@ -42,7 +42,7 @@ class Signals:
     """
 
     __slots__ = (
-        "_asked", "_at_point", "_deaf", "_earlier", "_grace", "_process", "_raised", "_worker_died",
+        "_asked", "_at_point", "_deaf", "_earlier", "_grace", "_raised", "_worker_died",
         "pending", "waiting",
     )  # fmt: skip
 
@@ -59,7 +59,6 @@ class Signals:
             Callable[[], bool]
         ] = []  # of each fit or evaluation that is open, the outermost first
         self._grace = Grace()
-        self._process = 0
 
     @contextmanager
     def heard(self, grace: float, at_point: Callable[[], bool] = lambda: True) -> Iterator[bool]:
@@ -198,7 +197,6 @@ class Signals:
     # ---- set up and put back
 
     def _begin(self, grace: float) -> None:
-        self._process = os.getpid()
         self._asked, self._raised, self._worker_died = None, None, False
         self.pending = self.waiting = False
         caught = _caught_in_c()
@@ -227,18 +225,34 @@ class Signals:
                 signal.signal(signum, handler)
         self.pending = self.waiting = False
 
-    def forget(self) -> None:
-        """In a forked process: nothing of this is its business; it has the handlers that were there before."""
-        if self._process == os.getpid():
-            return
+    # ---- a process is forked: nothing of this is its business, and it gets the handlers that were there before
+
+    def _before_fork(self) -> None:
+        """A signal that the new process got before it has them would be told to the watcher as one of this process."""
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, LISTENED_TO if self._earlier else ())
+
+    def _after_fork_here(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+    def _after_fork_there(self) -> None:
         self._grace.forget()
         self._end()
         self._at_point.clear()
         self._asked = self._raised = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+    def look_after_forks(self) -> None:
+        """From now on, for the life of this process."""
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork_here,
+            after_in_child=self._after_fork_there,
+        )
 
 
 _OF_MAIN_THREAD = Signals()
-_hook_is_set = False
+_forking = threading.local()
+_forks_are_looked_after = False
 
 
 def of_this_thread() -> Signals:
@@ -247,12 +261,12 @@ def of_this_thread() -> Signals:
     >>> of_this_thread().pending
     False
     """
-    global _hook_is_set
+    global _forks_are_looked_after
     if threading.current_thread() is not threading.main_thread():
         return Signals(deaf=True)
-    if not _hook_is_set:
-        os.register_at_fork(after_in_child=_OF_MAIN_THREAD.forget)
-        _hook_is_set = True
+    if not _forks_are_looked_after:
+        _OF_MAIN_THREAD.look_after_forks()
+        _forks_are_looked_after = True
     return _OF_MAIN_THREAD
 
 

@@ -9,6 +9,7 @@ checkpoint.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
 import functools
 import itertools
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 import brainlib as bl
+from brainlib.common.files import Disk
 from tests.contracts.brains import SEVEN, VALID, Batch, Items, ending, make, ready_batches
 from tests.contracts.test_stopped import Everything
 
@@ -59,7 +61,17 @@ def descendants(process: int) -> list[int]:
 
 
 class Stuck:
-    """The ways in which a call may never come back."""
+    """The ways in which a call may not come back, or late."""
+
+    @staticmethod
+    def nap() -> None:
+        time.sleep(1.5)
+
+    @staticmethod
+    def call() -> None:
+        ctypes.PyDLL(None).sleep(
+            60
+        )  # the system's own, which any signal interrupts; it holds the interpreter lock
 
     @staticmethod
     def sleep() -> None:
@@ -70,8 +82,20 @@ class Stuck:
         sum(itertools.repeat(0, 10**12))  # in C, with the interpreter lock, and without a look at signals
 
 
+class StuckDisk(Disk):
+    """A network drive that goes away when the signal comes."""
+
+    gone = False
+
+    def fsync(self, fd: int) -> None:
+        if StuckDisk.gone:
+            time.sleep(60)
+        super().fsync(fd)
+
+
 def act(what: str) -> None:
     """What happens at the moment that was named on the command line: signals, then a call that hangs or not."""
+    StuckDisk.gone = True
     for word in what.split("+"):
         if word.startswith("all-"):
             for process in descendants(os.getpid()):
@@ -124,6 +148,7 @@ def main() -> None:
         "--at", help="METHOD:STAGE:NUMBER:WHAT, such as compute_forward:TRAIN:3:SIGTERM+sleep"
     )
     parser.add_argument("--between", help="what happens between the fits")
+    parser.add_argument("--stuck_save", action="store_true", help="the next save after SIGTERM never ends")
     parser.add_argument("--options", type=json.loads, default={}, help="run options, as JSON")
     given = parser.parse_args()
     folder: Path = given.folder
@@ -147,6 +172,8 @@ def main() -> None:
     os.setpgid(0, 0)
     earlier_handlers(given.earlier, folder)
     torch.set_num_threads(1)
+    if given.stuck_save:
+        bl.Checkpointer.disk = StuckDisk()
     brain = make(
         Job, bl.Checkpointer(folder / "save"), global_seed=OTHER_SEED if again else 3, **given.options
     )

@@ -372,10 +372,8 @@ class Brain:
         has_limit = self._options.max_time is not None
         with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
             try:
-                if (
-                    run.unfired
-                ):  # stopped in a validation inside the epoch; what follows is no resume point any more
-                    scope.left = True
+                if run.unfired:  # stopped in a validation inside the epoch
+                    scope.left = True  # and no resume point until the next batch is over
                     batches = iter(()) if self._after_window() else batches
                 signals.waiting = True
                 if signals.pending or has_limit:

@@ -113,10 +113,14 @@ def end_early(brain: Brain, interrupted: Interrupted) -> None:
 
 
 def _commit(brain: Brain, reason: str) -> Checkpoint | None:
-    """The checkpoint of where the run stands, written if it is not on the disk. Main only."""
+    """The checkpoint of where the run stands, complete on the disk; written if it is not there. Main only."""
     checkpointer = brain.checkpointer
     if checkpointer is None:
         return None
+    try:
+        checkpointer.wait()
+    except (OSError, CheckpointError) as error:  # it was told when it came
+        logger.debug("the save before the last has failed: %s", error)
     newest = checkpointer.written or checkpointer.loaded
     # Inside an epoch one of the user's own was made inside the batch, before what is due after it.
     if (
@@ -125,6 +129,8 @@ def _commit(brain: Brain, reason: str) -> Checkpoint | None:
         and (brain._outer.run.step == 0 or newest.reason in AUTOMATIC)
     ):
         return newest
-    return checkpointer.save_automatically(
+    saved = checkpointer.save_automatically(
         end_of_epoch=False, reason=reason, on_error=brain._options.on_save_error
     )
+    checkpointer.wait()
+    return checkpointer.written if saved is not None else None

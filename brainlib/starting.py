@@ -71,7 +71,6 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
         try:
             with _stoppable(brain), _profiling(brain):
                 yield brain._outer
-            brain._wait_for_checkpoints()
             brain._fits_done += 1
             warn_of_unread_keys(brain.hparams.unread())
             brain.hparams.forget_unread()
@@ -96,6 +95,8 @@ def _stoppable(brain: Brain) -> Iterator[None]:
     with brain._signals.heard(brain._options.stop_grace_seconds, lambda: at_point(brain)):
         try:
             yield
+            brain._signals.is_over()
+            brain._wait_for_checkpoints()
         except Interrupted as interrupted:
             end_early(brain, interrupted)
             raise

@@ -5,20 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from brainlib.checkpoint.errors import CheckpointError
-from brainlib.checkpoint.recoverables import ParameterNames
+from brainlib.checkpoint.recoverables import ParameterNames, Recoverable
 from brainlib.checkpoint.states import clone
-
-if TYPE_CHECKING:
-    from brainlib.checkpoint.checkpointer import Recoverable
 
 __all__ = ["Held"]
 
-Gather = Callable[[], "tuple[Sequence[Recoverable], ParameterNames]"]
+Gather = Callable[[], tuple[Sequence[Recoverable], ParameterNames]]
 
 
 class Held:

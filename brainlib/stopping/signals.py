@@ -123,6 +123,10 @@ class Signals:
         finally:
             self.waiting = False
 
+    def is_over(self) -> None:
+        """There is no further batch: what is left is to wait until the run is saved, which may take longer than one."""
+        self._grace.reached()
+
     def ending(self) -> BaseException:
         """What ends the fit towards whoever called it, and with it usually the process."""
         assert self._asked is not None

@@ -219,7 +219,7 @@ def with_extensions(cls: type[Plain], checkpointer: Any, **options: Any) -> Plai
             ]
             if cls is not Everything:  # it averages what an update made, and not what a hook makes of it
                 extensions.append(bl.EMA(decay=0.5))
-            super().__init__(*args, **kwargs, extensions=extensions)
+            super().__init__(*args, **{**kwargs, "extensions": extensions})
 
         def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
             super().on_stage_end(stage, stage_loss, epoch)

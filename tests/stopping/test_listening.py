@@ -376,7 +376,7 @@ def test_it_says_where_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_what_is_on_the_disk_is_not_written_twice(tmp_path: Path) -> None:
-    brain = small(Asks, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1)
+    brain = small(Asks, checkpointer=bl.Checkpointer(tmp_path), ckpt_interval_steps=1, ckpt_async=False)
     with pytest.raises(bl.Stopped):
         brain.fit(range(1), batches(4, 4, 4))
     assert [c.reason for c in brain.checkpointer.list_checkpoints()] == ["timed", "timed"]

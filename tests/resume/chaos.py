@@ -92,8 +92,8 @@ class Chaos:
         """One for each number; all about it follows from that and the seed, but for when exactly one falls."""
 
         def work(start: Start, folder: Path, number: int) -> tuple[str, list[str]]:
-            cell, moments = self.drawn(number)
-            return killed(start, folder, cell, self.references[cell], moments)
+            cell, moments, way = self.drawn(number)
+            return killed(start, folder, cell, self.references[cell], moments, "--way", way)
 
         fell: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
         for number, (was_doing, wrong) in zip(numbers, self.in_lanes(work, numbers), strict=True):
@@ -107,14 +107,15 @@ class Chaos:
         ):
             print_row(name, [fell[inside][column] for column in columns])
 
-    def drawn(self, number: int) -> tuple[Cell, Sequence[Cut] | Sequence[float]]:
-        """The cell of a random kill, and the place to cut; or seconds, to try one after the other."""
+    def drawn(self, number: int) -> tuple[Cell, Sequence[Cut] | Sequence[float], str]:
+        """The cell of a random kill; the place to cut, or seconds, to try one after the other; how it saves."""
         rng = random.Random(f"{self.seed}-{number}")
         cell = rng.choice(CELLS)
         reference = self.references[cell]
         if is_inside(number):
-            return cell, [rng.choice(cuts_of(reference))]
-        return cell, [rng.uniform(0.0, reference.seconds) for _ in range(NUM_MOMENTS)]
+            return cell, [rng.choice(cuts_of(reference))], rng.choice(["here", "waited"])
+        moments = [rng.uniform(0.0, reference.seconds) for _ in range(NUM_MOMENTS)]
+        return cell, moments, rng.choice(["here", "beside", "beside"])
 
     def with_interpreters(self, cells: Sequence[Cell], only: Cut | None = None) -> None:
         """As a user starts them, and going on with another number of workers; at one place each."""
@@ -149,16 +150,21 @@ def is_inside(number: int) -> bool:
 
 
 def killed(
-    start: Start, folder: Path, cell: Cell, reference: Ended, moments: Sequence[Cut] | Sequence[float]
+    start: Start,
+    folder: Path,
+    cell: Cell,
+    reference: Ended,
+    moments: Sequence[Cut] | Sequence[float],
+    *more: str,
 ) -> tuple[str, list[str]]:
     """What a process was doing when it was killed, and what is wrong with the run in the end."""
     was_doing: str | None = None
     try:
         for number, moment in enumerate(moments):
             place = folder.with_name(f"{folder.name}-{number}")
-            was_doing = run_cut(start, cell, place, moment)
+            was_doing = run_cut(start, cell, place, moment, *more)
             if was_doing is not None:
-                return was_doing, differences(run_to_its_end(start, cell, place), reference)
+                return was_doing, differences(run_to_its_end(start, cell, place, *more), reference)
     except Failed as error:
         return was_doing or "unknown", [str(error)]
     return "unknown", ["every kill came too late"]

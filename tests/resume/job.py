@@ -31,7 +31,7 @@ from brainlib.common.files import Disk
 from brainlib.seeding import generator_states
 from brainlib.update.schedules import Cosine
 from tests.contracts.brains import SEED, Batch, Plain, digest, make, optimizers_of
-from tests.resume.plan import STYLES, Cell, Cut
+from tests.resume.plan import STYLES, WAYS, Cell, Cut
 from tests.resume.waves import Waves, collate, listener, ready_waves
 
 OTHER_SEED = 991
@@ -55,8 +55,8 @@ SEVERAL = {
 class Run:
     """Where this process is, and whether it ends there."""
 
-    def __init__(self, folder: Path, cut: Cut | None) -> None:
-        self.folder, self.cut = folder, cut
+    def __init__(self, folder: Path, cut: Cut | None, way: str) -> None:
+        self.folder, self.cut, self.way = folder, cut, way
         self.counts: Counter[str] = Counter()
         self._trace = os.open(folder / "trace.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         with open(folder / "phase", "wb+") as file:
@@ -206,6 +206,9 @@ def watched(style: type[Plain], run: Run) -> type[Plain]:
                 }
                 run.note("batch", self, **self.heard, loss=float(loss.detach()).hex(), rates=rates)
                 run.comes_to("batch ends")
+                if run.way == "waited" and self.checkpointer is not None:
+                    with run.saving():
+                        self.checkpointer.wait()
                 run.doing("data wait")
 
         def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: Any = None) -> None:
@@ -263,6 +266,7 @@ def make_brain(cell: Cell, run: Run, checkpointer: bl.Checkpointer | None) -> Pl
         eval_precision=cell.precision,
         grad_accumulation_factor=2 if cell.armed or cell.style == "OwnAccumulation" else 1,
         ckpt_interval_steps=1 if cell.num_workers else 2,
+        ckpt_async=run.way != "here",
     )
 
 
@@ -333,6 +337,7 @@ def main() -> None:
     parser.add_argument("--cut", type=Cut.from_name)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--num_workers", type=int, help="another number than the cell's")
+    parser.add_argument("--way", choices=WAYS, default="waited")
     parser.add_argument("--without_checkpoints", action="store_true")
     parser.add_argument("--forget_generators", action="store_true", help="to see that it is noticed")
     told = parser.parse_args()
@@ -340,7 +345,7 @@ def main() -> None:
     torch.set_num_threads(told.threads)
     if told.forget_generators:
         BrainState.restore_generators = lambda self: None  # type: ignore[method-assign]
-    run = Run(told.folder, told.cut)
+    run = Run(told.folder, told.cut, told.way)
     checkpointer = None if told.without_checkpoints else checkpointer_of(run)
     num_workers = told.cell.num_workers if told.num_workers is None else told.num_workers
     end = script(told.cell, run, checkpointer, num_workers)

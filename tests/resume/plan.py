@@ -57,6 +57,17 @@ PLACES = {
     "test": "before a batch of the evaluation at the end",
 }
 
+OF_THE_DISK = (
+    "save",
+    "commit",
+    "committed",
+    "prune",
+)  # a thread comes there, where it writes beside training
+
+# How checkpoints are written: while training waits; beside training, as they are unless asked otherwise; so, but each
+# batch ends only when the save before it is on the disk: then how many saves there are does not depend on the time.
+WAYS = ("here", "beside", "waited")
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -74,3 +85,8 @@ class Cut:
         if place not in PLACES:
             raise ValueError(f"there is no place {place!r}; there are {', '.join(PLACES)}")
         return cls(place, int(number))
+
+
+def way_for(cell: Cell, cut: Cut) -> str:
+    """How checkpoints are written in a run that is cut there."""
+    return "beside" if cell.armed and cut.place not in OF_THE_DISK else "waited"

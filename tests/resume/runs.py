@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.recipes.warm import POLL_SECONDS, WarmScript
 from tests.resume.job import DOING, WRITING
-from tests.resume.plan import Cell, Cut
+from tests.resume.plan import Cell, Cut, way_for
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("job.py")
@@ -231,6 +231,7 @@ def cut_and_resumed(
         more: arguments for both processes.
         going_on: arguments for the second one alone.
     """
+    more = (*more, "--way", way_for(cell, cut))
     try:
         run_cut(start, cell, folder, cut, *more)
         wrong = differences(run_to_its_end(start, cell, folder, *more, *going_on), reference)

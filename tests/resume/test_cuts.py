@@ -101,7 +101,7 @@ def test_generators_that_are_not_restored_are_seen(in_lanes: Callable[..., Itera
 
     def work(start: Start, folder: Path, cell: Cell) -> list[str]:
         reference, _ = references(start, cell, folder.with_name("uncut"))
-        run_cut(start, cell, folder, Cut("batch begins", 6))
+        run_cut(start, cell, folder, Cut("batch begins", 6), "--way", "here")
         return differences(run_to_its_end(start, cell, folder, "--forget_generators"), reference)
 
     (wrong,) = in_lanes(work, [Cell("Plain", 2, "fp32", armed=True)])

@@ -1,9 +1,9 @@
 """`make chaos`: runs are killed everywhere, started again, and have to end with the bits of the one that was not.
 
 *The sweep*: every cell is cut at every place, as often as a run comes there. *At random*: 300 kills by a seed, half of
-them at a place, half sent from outside at a random moment; the table tells what the processes were doing then. *With
-interpreters of their own*: ten cells once more, as a user starts them, with two torch threads, and going on with
-another number of workers.
+them at a place, half sent from outside at a random moment, of which half are killed once more while they go on; the
+table tells what the processes were doing. *With interpreters of their own*: ten cells once more, as a user starts
+them, with two torch threads, and going on with another number of workers.
 
 Each failure is printed with the arguments that repeat it alone. It exits with 1 unless all are equal.
 """
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,28 @@ NUM_MOMENTS = 20  # tried for a kill from outside until one comes before the pro
 TWO_THREADS = ("--threads", "2")
 
 Map = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A random one.
+
+    Attributes:
+        cell: what is run.
+        way: how it writes checkpoints.
+        moments: the place to cut; or seconds, to try one after the other until the process has not ended by then.
+        again: after so many seconds the process that goes on is killed, too, unless it has ended.
+    """
+
+    cell: Cell
+    way: str
+    moments: Sequence[Cut] | Sequence[float]
+    again: float | None = None
+
+
+def is_inside(number: int) -> bool:
+    """Whether a random kill is one at a place."""
+    return number % 2 == 1
 
 
 class Chaos:
@@ -92,8 +115,8 @@ class Chaos:
         """One for each number; all about it follows from that and the seed, but for when exactly one falls."""
 
         def work(start: Start, folder: Path, number: int) -> tuple[str, list[str]]:
-            cell, moments, way = self.drawn(number)
-            return killed(start, folder, cell, self.references[cell], moments, "--way", way)
+            kill = self.drawn(number)
+            return killed(start, folder, kill, self.references[kill.cell])
 
         fell: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
         for number, (was_doing, wrong) in zip(numbers, self.in_lanes(work, numbers), strict=True):
@@ -107,15 +130,15 @@ class Chaos:
         ):
             print_row(name, [fell[inside][column] for column in columns])
 
-    def drawn(self, number: int) -> tuple[Cell, Sequence[Cut] | Sequence[float], str]:
-        """The cell of a random kill; the place to cut, or seconds, to try one after the other; how it saves."""
+    def drawn(self, number: int) -> Kill:
         rng = random.Random(f"{self.seed}-{number}")
         cell = rng.choice(CELLS)
         reference = self.references[cell]
         if is_inside(number):
-            return cell, [rng.choice(cuts_of(reference))], rng.choice(["here", "waited"])
+            return Kill(cell, rng.choice(["here", "waited"]), [rng.choice(cuts_of(reference))])
         moments = [rng.uniform(0.0, reference.seconds) for _ in range(NUM_MOMENTS)]
-        return cell, moments, rng.choice(["here", "beside", "beside"])
+        again = rng.uniform(0.0, reference.seconds / 2) if rng.random() < 0.5 else None
+        return Kill(cell, rng.choice(["here", "beside", "beside"]), moments, again)
 
     def with_interpreters(self, cells: Sequence[Cell], only: Cut | None = None) -> None:
         """As a user starts them, and going on with another number of workers; at one place each."""
@@ -144,27 +167,18 @@ class Chaos:
         return "\n".join(f"{self.right[k]:,} of {self.right[k] + self.wrong[k]:,} {k}" for k in kinds)
 
 
-def is_inside(number: int) -> bool:
-    """Whether a random kill is one at a place."""
-    return number % 2 == 1
-
-
-def killed(
-    start: Start,
-    folder: Path,
-    cell: Cell,
-    reference: Ended,
-    moments: Sequence[Cut] | Sequence[float],
-    *more: str,
-) -> tuple[str, list[str]]:
+def killed(start: Start, folder: Path, kill: Kill, reference: Ended) -> tuple[str, list[str]]:
     """What a process was doing when it was killed, and what is wrong with the run in the end."""
     was_doing: str | None = None
+    way = ("--way", kill.way)
     try:
-        for number, moment in enumerate(moments):
+        for number, moment in enumerate(kill.moments):
             place = folder.with_name(f"{folder.name}-{number}")
-            was_doing = run_cut(start, cell, place, moment, *more)
+            was_doing = run_cut(start, kill.cell, place, moment, *way)
             if was_doing is not None:
-                return was_doing, differences(run_to_its_end(start, cell, place, *more), reference)
+                if kill.again is not None:
+                    run_cut(start, kill.cell, place, kill.again, *way)
+                return was_doing, differences(run_to_its_end(start, kill.cell, place, *way), reference)
     except Failed as error:
         return was_doing or "unknown", [str(error)]
     return "unknown", ["every kill came too late"]

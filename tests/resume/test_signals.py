@@ -18,7 +18,7 @@ import pytest
 from tests.resume.signals import JOB, ROOT, Sender, Start, ended, survivors, sweep, warm
 
 WORKERS = ("--workers", "2", "--item_seconds", "0.002")
-SHORT = json.dumps({"stop_grace_seconds": 0.3})
+SHORT = json.dumps({"stop_grace_seconds": 0.3, "ckpt_async": False})  # what is saved before is on the disk
 
 
 @pytest.fixture(scope="module")

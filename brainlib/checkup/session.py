@@ -294,7 +294,7 @@ class Session(Onlooker):
                         )
         registered = {**brain._state.found_recoverables(), **brain.checkpointer.recoverables}
         counters = brain._outer.run.state_dict()
-        del counters["seconds"]  # the clock's
+        del counters["seconds"]  # no two runs take equally long
         losses = {"loss": counters.pop("loss"), "pending": counters.pop("pending")}
         generators = generator_states()
         return {

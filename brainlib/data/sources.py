@@ -139,7 +139,7 @@ class LoaderBatches(BatchSource):
     def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
         self._order.seed, self._order.epoch, self._order.start = seed, epoch, start
         self._generator.manual_seed(derive(seed, epoch, "workers"))
-        with workers_start():
+        with workers_start(self._loader.multiprocessing_context):
             batches = self._reading = iter(self._loader)
         return batches if self.num_workers else kept_apart(batches)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,17 +13,25 @@ import torch
 
 __all__ = ["WorkerInit", "workers_start"]
 
-_FOR_THE_WHOLE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_POSIX = os.name == "posix"
+_FOR_THE_WHOLE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if _POSIX else ()
 
 
 @contextmanager
-def workers_start() -> Iterator[None]:
+def workers_start(context: Any = None) -> Iterator[None]:
     """Inside, processes are started that hear of no signal before their `WorkerInit` has said what is to be done then.
+
+    Args:
+        context: of multiprocessing, None for the default. A forkserver would keep what is blocked when it is started
+            for all that it ever starts, so nothing is blocked for one.
 
     >>> with workers_start():
     ...     signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     True
     """
+    if not _POSIX or (context or multiprocessing).get_start_method() == "forkserver":
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_WHOLE_JOB)
     try:
         yield
@@ -49,8 +59,9 @@ class WorkerInit:
     def __call__(self, worker_id: int) -> None:
         """In the worker."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_WHOLE_JOB)
+        if _POSIX:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_WHOLE_JOB)
         end_with_parent = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
         if end_with_parent is not None:
             end_with_parent(signal.SIGKILL)

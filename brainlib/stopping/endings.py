@@ -32,5 +32,8 @@ class Stopped(SystemExit):
         super().__init__(128 + signum)
         self.signal = signal.Signals(signum)
 
+    def __reduce__(self) -> tuple[type[Stopped], tuple[int]]:  # a copy has the signal, too
+        return Stopped, (int(self.signal),)
+
     def __str__(self) -> str:
         return f"stopped by {self.signal.name}"

@@ -20,8 +20,9 @@ from brainlib.stopping import watcher
 __all__ = ["Grace"]
 
 SAVING = 10  # times the grace: what is left for the save, once the batch in hand is over
-PRINT_STACKS = signal.SIGRTMAX - 1
-_IGNORED_BY_WATCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+PRINT_STACKS = (
+    int(getattr(signal, "SIGRTMAX", signal.SIGABRT)) - 1
+)  # one that nobody uses; macOS has only the classic ones
 
 
 class Grace:
@@ -104,7 +105,7 @@ class Grace:
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                 ],
                 setsid=True,
-                setsigmask=_IGNORED_BY_WATCHER,  # a signal for the whole job is not for it
+                setsigmask=signal.valid_signals(),  # a signal for the whole job is not for it
             )
         except (OSError, NotImplementedError) as error:
             logger.warning(

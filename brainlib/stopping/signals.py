@@ -23,7 +23,8 @@ from brainlib.stopping.grace import Grace
 
 __all__ = ["Signals", "of_this_thread"]
 
-LISTENED_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_POSIX = os.name == "posix"  # elsewhere signals do what they do in any Python script
+LISTENED_TO = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if _POSIX else []))
 _NO_BATCH = object()
 _SECONDS_FOR_THE_REST = 0.2  # a signal for the whole job comes to all of its processes within that
 
@@ -266,7 +267,7 @@ def of_this_thread() -> Signals:
     False
     """
     global _forks_are_looked_after
-    if threading.current_thread() is not threading.main_thread():
+    if not _POSIX or threading.current_thread() is not threading.main_thread():
         return Signals(deaf=True)
     if not _forks_are_looked_after:
         _OF_MAIN_THREAD.look_after_forks()

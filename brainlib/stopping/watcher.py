@@ -94,8 +94,10 @@ def main(process: int, print_stacks: int) -> None:
     seconds = time.monotonic() - (watch.told or 0.0)
     what = "the checkpoint is not written" if watch.reached else "the batch in hand is not over"
     message = f"brainlib: SIGTERM came {seconds:.1f} s ago and {what}: the process ends itself, where it stood is above"
-    os.write(2, message.encode() + b"\n")
-    os.kill(process, SIGKILL)
+    try:
+        os.write(2, message.encode() + b"\n")
+    finally:  # also where nobody reads it any more
+        os.kill(process, SIGKILL)
 
 
 if __name__ == "__main__":

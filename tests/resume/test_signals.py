@@ -171,3 +171,12 @@ def test_at_random_moments() -> None:
     trials = sweep(16, seed=7)
     assert [trial for trial in trials if trial.problems] == []
     assert sum(sum(trial.statuses.values()) for trial in trials) >= 8, "most signals come while it runs"
+
+
+def test_workers_do_not_outlive_it(start: Start, tmp_path: Path) -> None:
+    """Killed while they are busy for a minute: torch would let them finish."""
+    slow = (*WORKERS[:2], "--item_seconds", "60")
+    sender = Sender(tmp_path, signal.SIGKILL, 1.0, to_all=False)
+    assert start(str(tmp_path), "Plain", *slow, output=tmp_path / "log", kill_when=sender) == -signal.SIGKILL
+    assert len((tmp_path / "processes").read_text().split()) == 3, "itself and two workers"
+    assert survivors(tmp_path) == []

@@ -47,6 +47,7 @@ def place_of(cell: Cell) -> str:
     return turns[CELLS.index(cell)]
 
 
+@pytest.mark.timeout(300)  # ten seconds on a machine with nothing else to do
 @pytest.mark.parametrize("style", STYLES)
 def test_a_cut_in_each_cell(style: str, in_lanes: Callable[..., Iterator[Any]]) -> None:
     """Uncut it ends like the run that does not save; cut and started again it ends like the uncut one."""
@@ -66,6 +67,7 @@ def test_a_cut_in_each_cell(style: str, in_lanes: Callable[..., Iterator[Any]]) 
     ] == []
 
 
+@pytest.mark.timeout(300)
 def test_with_interpreters_of_their_own(in_lanes: Callable[..., Iterator[Any]]) -> None:
     """As a user starts them, with two torch threads, and going on with another number of workers."""
     todo = [

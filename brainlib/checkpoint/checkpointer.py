@@ -584,10 +584,17 @@ class Checkpointer:
             self._count_failure()
             raise
         self._writing = self._last = save
-        if beside:
-            self._writer.start(lambda pace: self._write(save, pace))
-        else:
+        if not beside:
             self._write(save)
+            return save
+        try:
+            self._writer.start(lambda pace: self._write(save, pace))
+        except BaseException:
+            if not self._writer.busy and self._writing is save:  # interrupted before it began
+                self._writing = None
+                if save.draft is not None:
+                    self._store.close_draft(save.draft)
+            raise
         return save
 
     def _take_states(self) -> tuple[list[Entry], bool]:

@@ -46,7 +46,8 @@ def hurried() -> None:
 class Background:
     """Runs one piece of work at a time in a thread of its own; its error comes up where it is waited for.
 
-    The thread lives as long as the work, and the interpreter waits for it when it ends.
+    The thread lives as long as the work, and the interpreter waits for it when it ends. Where no thread can be had, as
+    while the interpreter ends, the work is done at once.
 
     >>> done = []
     >>> background = Background("example")
@@ -61,38 +62,40 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._thread: threading.Thread | None = None
-        self._hurry = threading.Event()
-        self._error: BaseException | None = None
+        self._job: _Job | None = None
 
     @property
     def busy(self) -> bool:
         """Whether the work goes on."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and self._job.thread.is_alive()
 
     @property
     def failed(self) -> bool:
         """Whether an error waits to be raised by `wait`."""
-        return self._error is not None
+        return self._job is not None and self._job.error is not None
 
     def start(self, work: Callable[[Callable[[], None]], object]) -> None:
         """Starts a piece of work; the one before has been waited for.
 
         Args:
             work: Is given a function to call now and then, see `Pace`.
+
+        Raises:
+            KeyboardInterrupt: Came in the middle. The work is done, or it never will be: see `busy` and `failed`.
         """
         assert not self.busy and not self.failed, "wait() comes first"
-        self._hurry.clear()
-        pace = Pace(self._hurry)
-
-        def run() -> None:
-            try:
-                work(pace)
-            except BaseException as error:  # noqa: BLE001  # whatever it is, `wait` raises it
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name=self._name)
-        self._thread.start()
+        job = self._job = _Job(work, self._name)
+        try:
+            job.thread.start()
+        except BaseException as error:
+            begun = not job.give_up()
+            if not begun:
+                self._job = None
+            if not isinstance(error, RuntimeError):
+                raise
+            if begun:  # what threading makes of an interrupt while it waits for the thread to begin
+                raise KeyboardInterrupt from error
+            work(hurried)  # no thread can be had
 
     def wait(self) -> None:
         """Returns when the work is done; at once when there is none, and for the work itself.
@@ -101,16 +104,39 @@ class Background:
             BaseException: What the work ended with, once.
         """
         self.join()
-        if self._thread is threading.current_thread():
+        job = self._job
+        if job is None or job.thread is threading.current_thread():
             return
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        self._job = None
+        if job.error is not None:
+            raise job.error
 
     def join(self) -> None:
         """As `wait`, for somebody else: the error stays for the one whose work it is."""
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
+        job = self._job
+        if job is not None and job.thread is not threading.current_thread():
+            job.hurry.set()
+            job.thread.join()
+
+
+class _Job:
+    """A piece of work and its thread, which is either begun or given up, whatever interrupts its start."""
+
+    def __init__(self, work: Callable[[Callable[[], None]], object], name: str) -> None:
+        self.hurry = threading.Event()
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name=name)
+        self._work = work
+        self._decided = threading.Lock()  # taken for good by whoever is first: the thread, or who gives it up
+
+    def give_up(self) -> bool:
+        """Whether the thread has not begun, and will do nothing if it does."""
+        return self._decided.acquire(blocking=False)
+
+    def _run(self) -> None:
+        if not self._decided.acquire(blocking=False):
             return
-        self._hurry.set()
-        thread.join()
+        try:
+            self._work(Pace(self.hurry))
+        except BaseException as error:  # noqa: BLE001  # whatever it is, `wait` raises it
+            self.error = error

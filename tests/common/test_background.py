@@ -73,3 +73,40 @@ def test_a_forked_child_does_not_wait_for_its_parents_work() -> None:
     go_on.set()
     background.wait()
     assert status == 0
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_interrupt_while_the_thread_starts_leaves_it_done_or_given_up(begun: bool) -> None:
+    """As Ctrl-C does in the middle of threading's own start."""
+    done = []
+    background = Background("test")
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if begun:
+            start(thread)
+            while not done:
+                time.sleep(0.001)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            background.start(lambda pace: done.append(1))
+    background.wait()
+    assert done == [1] * begun
+    background.start(lambda pace: done.append(2))
+    background.wait()
+    assert done[-1] == 2
+
+
+def test_where_no_thread_can_be_had_the_work_is_done_at_once() -> None:
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done = []
+    background = Background("test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuses)
+        background.start(lambda pace: done.append(1))
+    assert done == [1] and not background.busy

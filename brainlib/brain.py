@@ -18,9 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from brainlib.announcements import (
-    parameter_line,
-)
+from brainlib.announcements import parameter_line
 from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
 from brainlib.attempt import logging_for
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights

@@ -50,7 +50,7 @@ def see_to(brain: Brain) -> None:
     """A boundary at which something is pending: a signal, or the end of the time. All ranks."""
     if brain._signals.pending:
         brain._signals.see_to()
-    if not brain._scope.inner and time_is_up(brain):
+    if not brain._scope.inner and at_point(brain) and time_is_up(brain):
         raise TimeIsUp
 
 
@@ -93,12 +93,9 @@ def take_back(brain: Brain) -> bool:
 
 def end_early(brain: Brain, interrupted: Interrupted) -> None:
     """The fit ends here: put back, save, say so, let go of the data. All ranks."""
-    why = (
-        f"max_time ({as_clock(brain._options.max_time)})"
-        if isinstance(interrupted, TimeIsUp)
-        else brain._signals.asked
-    )
-    reason = "timed" if isinstance(interrupted, TimeIsUp) else "signal"
+    reason, why = "signal", brain._signals.asked
+    if isinstance(interrupted, TimeIsUp):
+        reason, why = "timed", f"max_time ({as_clock(brain._options.max_time)})"
     saved, run = _commit(brain, reason) if take_back(brain) else None, brain._outer.run
     where = f"in epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"after {run.epoch} epochs"
     logger.info(
@@ -109,7 +106,7 @@ def end_early(brain: Brain, interrupted: Interrupted) -> None:
         source.abandon()
     traceback.clear_frames(
         interrupted.__traceback__
-    )  # whoever keeps the traceback does not keep what it was reading
+    )  # who keeps it (a notebook) does not keep what was being read
 
 
 def _commit(brain: Brain, reason: str) -> Checkpoint | None:

@@ -92,10 +92,11 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
 def _stoppable(brain: Brain) -> Iterator[None]:
     """Inside, a signal ends the fit at the next boundary; the run is then saved, and where it was."""
     brain._signals = of_this_thread()
-    with brain._signals.heard(brain._options.stop_grace_seconds, lambda: at_point(brain)):
+    with brain._signals.heard(brain._options.stop_grace_seconds, lambda: at_point(brain)) as outermost:
         try:
             yield
-            brain._signals.is_over()
+            if outermost:
+                brain._signals.is_over()
             brain._wait_for_checkpoints()
         except Interrupted as interrupted:
             end_early(brain, interrupted)

@@ -52,13 +52,11 @@ class Signals:
         self._deaf = deaf
         self._asked: int | None = None
         self._raised: BaseException | None = (
-            None  # by an earlier handler, which may want to end the process its own way
+            None  # by an earlier handler: it wants to end the process its own way
         )
         self._worker_died = False
         self._earlier: dict[int, Any] = {}
-        self._at_point: list[
-            Callable[[], bool]
-        ] = []  # of each fit or evaluation that is open, the outermost first
+        self._at_point: list[Callable[[], bool]] = []  # of each open fit or evaluation, the outermost first
         self._grace = Grace()
 
     @contextmanager
@@ -86,7 +84,7 @@ class Signals:
             if not outermost or self._asked is None:
                 raise
         finally:
-            self._at_point.pop()
+            del self._at_point[-1:]  # empty in a forked process that comes out of here
             if outermost:
                 self._end()
         if outermost and self._asked is not None:  # also one that came after the last boundary: none is lost
@@ -207,12 +205,9 @@ class Signals:
         caught = _caught_in_c()
         for signum in LISTENED_TO:
             earlier = signal.getsignal(signum)
-            if (
-                earlier is None
-                or earlier == signal.SIG_IGN
-                or (earlier == signal.SIG_DFL and signum in caught)
-            ):
-                # Ignored on purpose (nohup), or handled in C (faulthandler.register), which we could not put back.
+            # Handled in C (faulthandler.register), which we could not put back; or ignored on purpose (nohup).
+            in_c = earlier is None or (earlier == signal.SIG_DFL and signum in caught)
+            if in_c or earlier == signal.SIG_IGN:
                 logger.debug("not listening to %s: somebody else does", signal.Signals(signum).name)
                 continue
             self._earlier[signum] = earlier
@@ -222,12 +217,11 @@ class Signals:
 
     def _end(self) -> None:
         self._grace.end()
-        earlier, self._earlier = self._earlier, {}
-        for signum, handler in earlier.items():
-            if (
-                getattr(signal.getsignal(signum), "__self__", None) is self
-            ):  # else the user's code has put one there
+        for signum, handler in self._earlier.items():
+            # Where it is not ours any more, the user's code has put one there.
+            if getattr(signal.getsignal(signum), "__self__", None) is self:
                 signal.signal(signum, handler)
+        self._earlier.clear()  # only now: until then ours may be called
         self.pending = self.waiting = False
 
     # ---- a process is forked: nothing of this is its business, and it gets the handlers that were there before

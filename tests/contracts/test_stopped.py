@@ -272,19 +272,41 @@ def test_ctrl_c_in_a_validation_inside_an_epoch(
     assert whole(brain, brain.trace) == with_extensions_in_peace(cls)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_in_a_validation_of_averaged_weights(signum: int, tmp_path: Path) -> None:
+    """What is put back and saved are the weights of the run, and not those that stand in for them."""
+
+    def averaging(checkpointer: Any, global_seed: int = 3) -> Plain:
+        average = bl.EMA(decay=0.5, evaluate=True)
+        return make(Plain, checkpointer, global_seed=global_seed, extensions=[average])
+
+    brain = averaging(bl.Checkpointer(tmp_path))
+    signal_in(brain, "in validation", signum)
+    with pytest.raises((bl.Stopped, KeyboardInterrupt)):
+        two_fits(brain)
+    trace = brain.trace
+    if signum == signal.SIGTERM:
+        brain = averaging(bl.Checkpointer(tmp_path), OTHER_SEED)
+    two_fits(brain)
+    reference = two_fits(averaging(None))
+    whole_trace = trace + brain.trace if signum == signal.SIGTERM else brain.trace
+    assert {**ending(brain), "trace": whole_trace} == ending(reference)
+
+
 # ------------------------------------------------------------------------------------------------------ and errors
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [name for name, (method, stage, _) in MOMENTS.items() if (method, stage) != ("compute_forward", TRAIN)],
+)
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_an_error_in_a_hook_or_in_validation(error: type[BaseException], moment: str) -> None:
     """A second Ctrl-C, or a file that cannot be read: the point before is put back, and the same call repeats it.
 
-    In a batch of training the window is repeated with other draws, so nothing is promised for this Brain there.
+    In a batch of training the window is repeated, with other draws: that is in tests/brain/test_interrupted.py.
     """
     method, stage, number = MOMENTS[moment]
-    if stage == TRAIN and method == "compute_forward":
-        pytest.skip("in a batch: see tests/brain/test_interrupted.py")
     brain = make(Everything)
     original = getattr(brain, method)
     calls = 0

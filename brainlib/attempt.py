@@ -18,20 +18,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from brainlib.common.files import DISK
 from brainlib.common.logs import logger
 
-__all__ = ["At", "Attempt", "Point", "Whereabouts", "label_of", "logging_for", "surviving", "whereabouts"]
+__all__ = ["At", "Attempt", "Moment", "Whereabouts", "label_of", "logging_for", "surviving", "whereabouts"]
 
-Point = tuple[int, int, int]  # a resume point: fit, epochs closed in it, batches trained on in the open one
 
-# A resume point, and whether a run that resumes there does this again (1) or has done it (0). What a script does before
-# fit f, outside of fits, is at (f, -1, 0, 0): it is done again in any case. The order of the tuples is that of the run.
+class Moment(IntEnum):
+    """Where between two resume points something is done."""
+
+    BATCH = (
+        0  # in the batch after which the point stands, or in the last hook of the epoch that is closed there
+    )
+    DUE = 1  # what is due then: extensions, a validation inside the epoch
+    BEYOND = 2  # before the first batch of an epoch, or after its last
+
+
+# A resume point (fit, epochs closed in it, batches trained on in the open one) and the moment beside it. What a script
+# does before fit f, outside of fits, is at (f, -1, 0, 0). The order of the tuples is that of the run. An attempt goes
+# on behind the moment DUE of its resume point; where it was stopped in what was due, behind BATCH.
 At = tuple[int, int, int, int]
-
 
 _Place = tuple[float, ...]
 _Life = tuple[str, int]  # name of a run, number of the attempt
@@ -47,7 +57,7 @@ class Attempt:
         folder: of the run's checkpoints, by which an attempt knows the ones before it; None without a Checkpointer.
         label: what the run is called where there is no folder.
         known: whether it is known from where it goes on; not before the first fit has begun.
-        origin: the resume point that it goes on from; None: from scratch.
+        origin: what lies before it and there was done by earlier attempts; None: from scratch.
         said: the same for people.
         logs: files into which something was logged from inside the run.
         unsynced: those with lines that a power cut could take.
@@ -62,7 +72,7 @@ class Attempt:
     folder: Path | None = None
     label: str = ""
     known: bool = False
-    origin: Point | None = None
+    origin: At | None = None
     said: str = ""
     logs: set[Path] = field(default_factory=set)
     unsynced: set[Path] = field(default_factory=set)
@@ -73,13 +83,17 @@ class Attempt:
         """What tells this run from others that log into a file in `folder`; it stays the same when both are moved."""
         return self.label if self.folder is None else os.path.relpath(self.folder, folder)
 
-    def goes_on(self, origin: Point, said: str) -> Attempt:
+    def begin(self, origin: At | None, said: str) -> None:
+        """Its first fit begins: now it is known from where."""
+        self.known, self.origin, self.said = True, origin, said
+
+    def goes_on(self, origin: At, said: str) -> Attempt:
         """The next attempt of the same run in the same process."""
         return Attempt(self.folder, self.label, True, origin, said, self.logs, self.unsynced)
 
     def repeats(self, at: At) -> bool:
         """Whether what is done there had been done before the checkpoint was made."""
-        return self.known and self.origin is not None and at <= (*self.origin, 0)
+        return self.known and self.origin is not None and at <= self.origin
 
     def sync(self) -> None:
         """Bring the logs to the disk. Called before a checkpoint is made: what was logged before it is not repeated."""
@@ -193,14 +207,14 @@ def surviving(runs: Sequence[Any]) -> list[bool]:
 
     Args:
         runs: what stands under "run" in each line, in the order of the file: ``name`` of the run, the number of the
-            ``attempt``, ``at`` (see `At`) and, once it is known, ``from``, the resume point. A line that holds None or
+            ``attempt``, ``at`` (see `At`) and, once it is known, ``from``, where it goes on. A line that holds None or
             something else there stands in any case.
 
     Superseded is what comes after the point that a later attempt went on from, and what an attempt repeats of which the
     earlier line stands.
 
     >>> first = [{"name": "save", "attempt": 1, "from": None, "at": [0, 0, step, 0]} for step in (1, 2, 3)]
-    >>> second = [{"name": "save", "attempt": 2, "from": [0, 0, 1], "at": [0, 0, step, 0]} for step in (2, 3)]
+    >>> second = [{"name": "save", "attempt": 2, "from": [0, 0, 1, 1], "at": [0, 0, step, 0]} for step in (2, 3)]
     >>> surviving(first + second)
     [True, False, False, True, True]
     """
@@ -231,7 +245,7 @@ def _line(run: Any) -> tuple[_Life, _Place, _Place] | None:
     """Whose line it is, where it stands, and where that life begins."""
     if not isinstance(run, dict) or not {"name", "attempt", "at"} <= run.keys():
         return None
-    begin = _UNKNOWN if "from" not in run else _SCRATCH if run["from"] is None else (*run["from"], 0)
+    begin = _UNKNOWN if "from" not in run else _SCRATCH if run["from"] is None else tuple(run["from"])
     return (run["name"], run["attempt"]), tuple(run["at"]), begin
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from brainlib.announcements import say_which_hparams_differ, standing
-from brainlib.attempt import At, Attempt, Whereabouts, label_of
+from brainlib.attempt import At, Attempt, Moment, Whereabouts, label_of
 from brainlib.checkpoint.recoverables import bare_module, nonfinite_among
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
@@ -45,6 +45,7 @@ class BrainState:
         self.origin = Origin(brain._options.checkpoint_options)
         self._generators: dict[str, Any] | None = None
         self._attempt: Attempt | None = None
+        self.reopens = False  # whether the open epoch's on_stage_start is run once more
         self.loaded = False
         self.window_buffers: dict[str, Tensor] = {}  # of the window that was open in what was loaded last
 
@@ -80,16 +81,16 @@ class BrainState:
         """An outer fit takes its place: the first of the process, or one that was interrupted in it."""
         brain, run = self._brain, self._brain._outer.run
         interrupted = self.attempt.known and run.fit == brain._fits_done and brain._pending is None
+        if self.attempt.known and not interrupted:
+            return
+        origin = (*run.point(), Moment.BATCH if run.unfired else Moment.DUE)
+        self.reopens = run.step > 0
         if interrupted:
-            self._attempt = self.attempt.goes_on(run.point(), f"goes on: {standing(run)}")
-        elif not self.attempt.known:
-            loaded, self.attempt.known = brain._pending, True
-            self.attempt.origin = None if loaded is None else run.point()
-            self.attempt.said = (
-                "started from scratch"
-                if loaded is None
-                else f"resumed from {loaded.path.name}: {standing(run)}"
-            )
+            self._attempt = self.attempt.goes_on(origin, f"goes on: {standing(run)}")
+        elif brain._pending is not None:
+            self.attempt.begin(origin, f"resumed from {brain._pending.path.name}: {standing(run)}")
+        else:
+            self.attempt.begin(None, "started from scratch")
 
     def whereabouts(self) -> Whereabouts:
         """Where something is logged that is logged now."""
@@ -100,18 +101,15 @@ class BrainState:
         run = outer.run
         in_its_fit = brain._fitting and run.fit == brain._fits_done and brain._pending is None
         if not in_its_fit or not self.attempt.known:
-            return (brain._fits_done, -1, 0, 0)
+            return (brain._fits_done, -1, 0, Moment.BATCH)
         fit, epoch, step = run.point(outer.closing)
-        if outer.closing or brain._extensions.firing:
-            return (fit, epoch, step, 0)
-        if outer.resumed is not None:  # on_stage_start of the open epoch runs once more
-            return (fit, epoch, 0, 1)
-        return (
-            fit,
-            epoch,
-            step,
-            int(outer.batch is None),
-        )  # no batch: before the first of the epoch, or after the last
+        if self.reopens:
+            return (fit, epoch, 0, Moment.BEYOND)
+        if outer.closing:
+            return (fit, epoch, step, Moment.BATCH)
+        if brain._extensions.firing:
+            return (fit, epoch, step, Moment.DUE)
+        return (fit, epoch, step, Moment.BEYOND if outer.batch is None else Moment.BATCH)
 
     # ---- what the manifest tells beside it
 

@@ -265,6 +265,8 @@ def replay_resumed(brain: Brain) -> None:
         scope.left, scope.held = False, None
     elif scope.run.step > 0 and not scope.inner:
         put_back(brain)
+    if not scope.inner:
+        brain._state.reopens = False
     brain._find_optimizers()
 
 

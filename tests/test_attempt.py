@@ -47,14 +47,14 @@ def test_what_a_row_tells(tmp_path: Path) -> None:
         "name": "save",
         "attempt": 1,
         "from": None,
-        "at": [0, 0, 2, 1],
+        "at": [0, 0, 2, 2],
         "optimizer_step": 2,
     }
     assert second["run"] == {
         "name": "save",
         "attempt": 2,
-        "from": [0, 1, 0],
-        "at": [0, 1, 2, 1],
+        "from": [0, 1, 0, 1],
+        "at": [0, 1, 2, 2],
         "optimizer_step": 4,
     }
 
@@ -107,6 +107,9 @@ def test_a_fit_that_ctrl_c_interrupted_goes_on_in_the_same_process(tmp_path: Pat
         def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Any, should_step: bool) -> None:
             self.loggers[0].log_stats({"batch": self.step}, {"loss": loss})
 
+        def on_stage_start(self, stage: bl.Stage, epoch: Any = None) -> None:
+            self.loggers[0].log_stats({"stage": stage.name, "epoch": epoch})
+
         def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: Any = None) -> None:
             self.loggers[0].log_stats({"stage": stage.name, "epoch": epoch}, {"loss": stage_loss})
 
@@ -121,7 +124,7 @@ def test_a_fit_that_ctrl_c_interrupted_goes_on_in_the_same_process(tmp_path: Pat
             return rows(folder / "metrics.jsonl")
 
     expected = script(tmp_path / "uncut")
-    assert len(expected) == 2 * (5 + 2 + 1)
+    assert len(expected) == 2 * (5 + 4 + 1)
     for stumbles in ((5,), (7,), (5, 9, 13)):
         assert script(tmp_path / str(stumbles), *stumbles) == expected, stumbles
 
@@ -136,7 +139,7 @@ def test_a_thread_that_a_hook_has_started_belongs_to_the_hook(tmp_path: Path) ->
 
     brain_with(tmp_path, "save", Threaded).fit(range(1), batches(4, 4))
     found = bl.read_metrics(tmp_path / "metrics.jsonl")
-    assert [row["run"]["at"] for row in found] == [[0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 2, 1]]
+    assert [row["run"]["at"] for row in found] == [[0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 2, 2]]
 
 
 def test_another_brain_in_a_hook_belongs_to_the_hook(tmp_path: Path) -> None:
@@ -231,6 +234,12 @@ def lines_of(attempt: int, *places: tuple[int, ...], **rest: Any) -> list[dict[s
     [
         ([], ""),
         ([None, "text", {"at": [0, 0, 1, 0]}, 3], "1111"),
+        # stopped in a validation inside the epoch, which is done again
+        (
+            lines_of(1, (0, 0, 2, 0), (0, 0, 2, 1), **{"from": None})
+            + lines_of(2, (0, 0, 2, 1), (0, 0, 2, 1), **{"from": [0, 0, 2, 0]}),
+            "1011",
+        ),
         # from scratch: all before is gone
         (
             lines_of(1, (0, -1, 0, 0), (0, 0, 1, 0), **{"from": None})
@@ -239,29 +248,29 @@ def lines_of(attempt: int, *places: tuple[int, ...], **rest: Any) -> list[dict[s
         ),
         # the last hook of the epoch that was saved in it stands, the start of the next one does not
         (
-            lines_of(1, (0, 0, 5, 1), (0, 1, 0, 0), (0, 1, 0, 1), (0, 1, 1, 0), **{"from": None})
-            + lines_of(2, (0, 1, 0, 1), **{"from": [0, 1, 0]}),
+            lines_of(1, (0, 0, 5, 2), (0, 1, 0, 0), (0, 1, 0, 2), (0, 1, 1, 0), **{"from": None})
+            + lines_of(2, (0, 1, 0, 2), **{"from": [0, 1, 0, 1]}),
             "11001",
         ),
         # the third goes on from before the second, which is gone altogether
         (
             lines_of(1, (0, 0, 1, 0), (0, 0, 2, 0), **{"from": None})
-            + lines_of(2, (0, 0, 3, 0), **{"from": [0, 0, 2]})
-            + lines_of(3, (0, 0, 2, 0), **{"from": [0, 0, 1]}),
+            + lines_of(2, (0, 0, 3, 0), **{"from": [0, 0, 2, 1]})
+            + lines_of(3, (0, 0, 2, 0), **{"from": [0, 0, 1, 1]}),
             "1001",
         ),
         # a life that ended before its fit repeats what stands; where nothing stands, it is kept
         (
             lines_of(1, (0, -1, 0, 0), (0, 0, 1, 0), **{"from": None})
             + lines_of(2, (0, -1, 0, 0))
-            + lines_of(3, (0, -1, 0, 0), (0, 0, 2, 0), **{"from": [0, 0, 1]}),
+            + lines_of(3, (0, -1, 0, 0), (0, 0, 2, 0), **{"from": [0, 0, 1, 1]}),
             "11001",
         ),
         (lines_of(1, (0, -1, 0, 0)) + lines_of(2, (0, -1, 0, 0)), "11"),
         # between two fits, before the point that the second life goes on from
         (
             lines_of(1, (1, -1, 0, 0), (1, 0, 1, 0), (1, 0, 2, 0), **{"from": None})
-            + lines_of(2, (1, -1, 0, 0), (1, 0, 2, 0), **{"from": [1, 0, 1]}),
+            + lines_of(2, (1, -1, 0, 0), (1, 0, 2, 0), **{"from": [1, 0, 1, 1]}),
             "11001",
         ),
     ],

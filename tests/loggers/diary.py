@@ -32,6 +32,7 @@ class Plan:
     Args:
         brain: which of the seven.
         last_moment: the number of the moment at which the process dies, from 1; 0: it lives.
+        signal: which one the process then sends to itself. After SIGTERM it goes on to the next boundary, and saves.
         torn: instead: the number of the line that is written by half when the process dies.
         saves: where the Brain saves by itself: "", "valid" (last line of `on_stage_end`), "before logging" (first line
             of it), "batch" (in `on_fit_batch_end` of every other batch).
@@ -43,6 +44,7 @@ class Plan:
 
     brain: str = "Plain"
     last_moment: int = 0
+    signal: str = "SIGKILL"
     torn: int = 0
     saves: str = ""
     checkpoints: bool = True
@@ -178,4 +180,5 @@ if __name__ == "__main__":
     plan = Plan(**json.loads(sys.argv[2]))
     if plan.torn:
         tear(plan.torn)
-    print(run(Path(sys.argv[1]), plan).number)
+    number = getattr(signal, plan.signal)
+    print(run(Path(sys.argv[1]), plan, end=lambda: os.kill(os.getpid(), number)).number)

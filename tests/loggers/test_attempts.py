@@ -18,7 +18,7 @@ from tests.recipes.warm import WarmScript
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ("metrics.jsonl", "losses.jsonl")
-KILLED = -9
+KILLED, STOPPED = -9, 128 + 15
 
 Read = dict[str, list[dict[str, Any]]]
 
@@ -37,7 +37,7 @@ def read(folder: Path) -> Read:
 
 def again(folder: Path, plan: Plan) -> Plan:
     """For the next start: other initial weights, so that what is right at the end came from a checkpoint."""
-    return replace(plan, global_seed=991 if any((folder / "save").glob("*-*")) else plan.global_seed)
+    return replace(plan, global_seed=991 if any((folder / "save").glob("step-*")) else plan.global_seed)
 
 
 def lives(folder: Path, plan: Plan, *last_moments: int) -> Read:
@@ -140,14 +140,38 @@ def script() -> Iterator[WarmScript]:
 def start(script: WarmScript, folder: Path, plan: Plan) -> int:
     folder.mkdir(exist_ok=True)
     status = script.run(str(folder), json.dumps(asdict(plan)), output=folder / "output.txt")
-    assert status in (0, KILLED), (folder / "output.txt").read_text()
+    assert status in (0, KILLED, STOPPED), (folder / "output.txt").read_text()
     return status
 
 
 def test_killed_processes(script: WarmScript, tmp_path: Path) -> None:
     plan = Plan(options={"ckpt_async": False, "ckpt_interval_steps": 3}, saves="valid")
     assert start(script, tmp_path / "uncut", plan) == 0
-    for number, last_moments in enumerate([(5,), (31, 2), (44, 17, 30), (93,)]):
+    for number, last_moments in enumerate([(5,), (31, 2), (44, 17)]):
+        folder = tmp_path / str(number)
+        for last in last_moments:
+            assert start(script, folder, replace(again(folder, plan), last_moment=last)) == KILLED
+        assert start(script, folder, again(folder, plan)) == 0
+        assert read(folder) == read(tmp_path / "uncut"), last_moments
+
+
+def test_stopped_processes(script: WarmScript, tmp_path: Path) -> None:
+    """SIGTERM in hooks, in validations at the end of an epoch and inside of one, which are then done again."""
+    plan = Plan(options={"valid_interval_steps": 2})
+    assert start(script, tmp_path / "uncut", plan) == 0
+    for number, last_moments in enumerate([(6, 9), (13, 17), (16, 40), (35, 25), (37, 3 + 11), (39,)]):
+        folder = tmp_path / str(number)
+        for last in last_moments:
+            stopping = replace(again(folder, plan), last_moment=last, signal="SIGTERM")
+            assert start(script, folder, stopping) == STOPPED, (last_moments, last)
+        assert start(script, folder, again(folder, plan)) == 0
+        assert read(folder) == read(tmp_path / "uncut"), last_moments
+
+
+def test_killed_while_checkpoints_are_written_beside_training(script: WarmScript, tmp_path: Path) -> None:
+    plan = Plan(options={"ckpt_async": True, "ckpt_interval_steps": 1})
+    assert start(script, tmp_path / "uncut", plan) == 0
+    for number, last_moments in enumerate([(10, 21), (52, 12), (75, 30)]):
         folder = tmp_path / str(number)
         for last in last_moments:
             assert start(script, folder, replace(again(folder, plan), last_moment=last)) == KILLED

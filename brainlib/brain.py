@@ -45,6 +45,7 @@ from brainlib.seeding import derive, preserved_generators
 from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
 from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in
+from brainlib.stopping.endings import Interrupted
 from brainlib.stopping.signals import Signals, of_this_thread
 from brainlib.triggers import Trigger
 from brainlib.update.fused import make_fused
@@ -378,6 +379,8 @@ class Brain:
                     see_to(self)
                 for batch in batches:
                     signals.waiting, scope.left = False, True
+                    if signals.broken_off:
+                        raise Interrupted
                     run.begin_batch()
                     if run.micro == 1:
                         scope.held = None

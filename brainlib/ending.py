@@ -118,6 +118,9 @@ def _commit(brain: Brain, reason: str) -> Checkpoint | None:
         checkpointer.wait()
     except (OSError, CheckpointError) as error:  # it was told when it came
         logger.debug("the save before the last has failed: %s", error)
+    if brain._pending is not None or brain._outer.resumed is not None:
+        # The run is on its way to where its checkpoint stands: not all that it held has been made and loaded yet.
+        return checkpointer.loaded
     newest = checkpointer.written or checkpointer.loaded
     # Inside an epoch one of the user's own was made inside the batch, before what is due after it.
     if (

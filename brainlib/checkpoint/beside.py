@@ -26,8 +26,8 @@ class Writer(Background):
         self.folder = folder
         _WRITERS.add(self)
 
-    def __deepcopy__(self, memo: object) -> Writer:
-        return Writer(self.folder)
+    def __reduce__(self) -> tuple[type[Writer], tuple[Path]]:
+        return Writer, (self.folder,)
 
 
 def settled(path: str | os.PathLike[str]) -> Path:
@@ -37,7 +37,10 @@ def settled(path: str | os.PathLike[str]) -> Path:
         path: A checkpoint's folder, or a folder of checkpoints.
     """
     place = Path(os.path.abspath(os.fspath(path)))
-    for writer in list(_WRITERS):
-        if writer.folder in (place, place.parent):
-            writer.join()
+    busy = [writer for writer in list(_WRITERS) if writer.busy]
+    if busy:
+        real = os.path.realpath(place)
+        for writer in busy:
+            if os.path.realpath(writer.folder) in (real, os.path.dirname(real)):
+                writer.join()
     return place

@@ -176,6 +176,7 @@ class Checkpointer:
         self._written: Checkpoint | None = None
         self._writing: Save | None = None  # until it is written
         self._last: Save | None = None
+        self._taking = False  # whether a save asks the objects for their states
         self._writer = Writer(self.checkpoints_dir)
         self.troubled = (
             False  # whether a save in the background has failed and `wait` has not raised that yet
@@ -193,7 +194,7 @@ class Checkpointer:
 
     def __getstate__(self) -> dict[str, Any]:
         self.wait()
-        return {**self.__dict__, "_last": None}  # a copy has nothing being written
+        return {**self.__dict__, "_last": None}  # a copy has nothing that is being written
 
     def __repr__(self) -> str:
         return f"Checkpointer({str(self.checkpoints_dir)!r}, recoverables={list(self._registered)})"
@@ -481,7 +482,8 @@ class Checkpointer:
             name: As for `save_checkpoint`.
             num_to_keep: How many each rule keeps; -1 for all.
             keep_recent: Whether the newest are kept as well.
-            importance_keys: Rules as functions of a checkpoint: the largest values are kept.
+            importance_keys: Rules as functions of a checkpoint: the largest values are kept. The one that is being
+                saved has its `meta` and `counters`, and no files yet.
             max_keys: Metrics in `meta` of which the largest are kept.
             min_keys: Metrics in `meta` of which the smallest are kept. The first of `min_keys`, else of `max_keys`, is
                 from now on what "best" means (`declared_criterion`).
@@ -548,8 +550,14 @@ class Checkpointer:
         if meta is not None and not isinstance(meta, Mapping):
             raise CheckpointError(f"meta is a {type(meta).__name__}; a dict from names to values is needed")
         noted = plain(dict(meta or {}))
+        if self._taking:
+            raise CheckpointError(
+                "a save began while another one of this Checkpointer takes its states: in a save hook or a "
+                "state_dict() of an object that is being saved, or in another thread. A Checkpointer is for one "
+                "thread at a time"
+            )
         self._settle()
-
+        self._taking = True
         try:
             entries, beside = self._take_states()
             counters = (
@@ -583,6 +591,8 @@ class Checkpointer:
         except (OSError, CheckpointError):
             self._count_failure()
             raise
+        finally:
+            self._taking = False
         self._writing = self._last = save
         if not beside:
             self._write(save)
@@ -628,6 +638,7 @@ class Checkpointer:
 
     def _write(self, save: Save, pace: Callable[[], None] = hurried) -> None:
         """From copied states to the checkpoint on the disk, and what follows from its being there."""
+        committed = False
         try:
             try:
                 self._copies.ready()
@@ -644,7 +655,7 @@ class Checkpointer:
             if save.told.name is not None:
                 written = self._replace_namesakes(written, save.stem)
             save.told.fill(written)
-            self._written = save.told
+            self._written, committed = save.told, True
             logger.log(save.verbosity, "saved the checkpoint %s", written.path)
             if written.reason in AUTOMATIC:
                 automatic = [c for c in self._store.known() if c.reason in AUTOMATIC]
@@ -656,22 +667,22 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             save.error = error
             if save.on_error == "raise":
-                if pace is not hurried:
+                self.troubled = pace is not hurried
+                if self.troubled:
                     logger.error(
                         "%s. The next save, or what else looks at the checkpoints, raises this error", error
                     )
                 raise
-            if self._written is save.told:
+            if committed:
                 logger.error("%s was saved, but an older one could not be removed: %s", save.told.path, error)
                 save.error = None
             else:
                 self._say_not_saved(error)
         except BaseException as error:
-            save.error = error
+            save.error, self.troubled = error, pace is not hurried
             raise
         finally:
-            self.troubled = save.error is not None and save.on_error == "raise"
-            if save.draft is not None and self._written is not save.told:
+            if save.draft is not None and not committed:
                 self._store.close_draft(save.draft)
             save.entries = []  # the copies stay, the live objects need not
             self._writing = None
@@ -697,6 +708,8 @@ class Checkpointer:
 
     def _let_go(self, checkpoint: Checkpoint) -> None:
         self.retry.run(lambda: self._store.delete(checkpoint), f"deleting {checkpoint.path}")
+        if checkpoint == self._written:
+            self._written = None
 
     def _stem(self, name: str | None, counters: dict[str, int]) -> str:
         if name is not None:
@@ -776,9 +789,11 @@ class Checkpointer:
 
     @property
     def written(self) -> Checkpoint | None:
-        """The checkpoint that this object wrote last, or is writing; it may have been deleted since."""
+        """The checkpoint that this object wrote last, or is writing; None once it has let that go again."""
         writing = self._writing
-        return self._written if writing is None else writing.told
+        if writing is None or any(each is writing.told for each in writing.going):
+            return self._written
+        return writing.told
 
     def find_checkpoint(
         self,

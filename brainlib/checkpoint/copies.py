@@ -50,9 +50,10 @@ class _Known:
     """A live tensor that was met before, such as an average of Adam's: where it is copied to."""
 
     tensor: weakref.ref[Tensor]
-    address: int
+    dtype: torch.dtype
     shape: torch.Size
     place: int  # of the storage
+    num_bytes: int
     memory: _Memory
     view: Tensor
     lane: _Lane
@@ -116,8 +117,8 @@ class Copies:
         self._memories, self._known = sweep.memories, sweep.known
         return copied, odd
 
-    def __deepcopy__(self, memo: object) -> Copies:
-        return Copies()
+    def __reduce__(self) -> tuple[type[Copies], tuple[()]]:
+        return Copies, ()  # a copy of it begins with memory of its own
 
     def ready(self) -> None:
         """Returns when the bytes of the last copy are all there; needed before they are read."""
@@ -195,16 +196,22 @@ class _Sweep:
     def _tensor(self, tensor: Tensor) -> Tensor:
         name = id(tensor)
         known = self._known_before.get(name)
-        if known is None or known.address != tensor.data_ptr() or known.tensor() is not tensor:
+        if known is None or known.tensor() is not tensor:
             return self._met_first(tensor)
-        if known.shape != tensor.shape:
+        storage = tensor.untyped_storage()  # it may have been exchanged, or have grown
+        if (
+            storage._cdata != known.place
+            or storage.nbytes() != known.num_bytes
+            or known.dtype is not tensor.dtype
+            or known.shape != tensor.shape
+        ):
             return self._met_first(tensor)
-        view = known.view
+        memory, view = known.memory, known.view
+        if self.memories.setdefault(known.place, memory) is not memory:
+            return self._met_first(tensor)
         self.known[name] = known
-        memory = known.memory
         if memory.taken != self._number:
             memory.taken = self._number
-            self.memories[known.place] = memory
             known.lane.sources.append(tensor)
             known.lane.targets.append(view)
         return view
@@ -214,6 +221,8 @@ class _Sweep:
             tensor.layout is not torch.strided
             or tensor.is_quantized
             or tensor.is_meta
+            or tensor.is_conj()  # what shares the memory may show it otherwise
+            or tensor.is_neg()
             or getattr(tensor, "__dict__", None)
         ):
             return self._odd(tensor)  # type: ignore[no-any-return]
@@ -233,8 +242,6 @@ class _Sweep:
             view = torch.empty(0, dtype=tensor.dtype).set_(memory.buffer, *spot[1:])
             memory.views[spot] = view
         whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == storage.nbytes()
-        if not whole and (tensor.is_conj() or tensor.is_neg()):
-            return self._odd(tensor)  # type: ignore[no-any-return]
         lane = self._lanes[tensor.device]
         if memory.taken != self._number:
             memory.taken = self._number
@@ -242,7 +249,7 @@ class _Sweep:
             lane.targets.append(view if whole else _bytes_of(memory.buffer))
         if whole:
             self.known[id(tensor)] = _Known(
-                weakref.ref(tensor), tensor.data_ptr(), tensor.shape, place, memory, view, lane
+                weakref.ref(tensor), tensor.dtype, tensor.shape, place, storage.nbytes(), memory, view, lane
             )
         return view
 

@@ -72,6 +72,9 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+_LAST_COMMITS: dict[str, int] = {}  # by folder: several objects of one process may write into it, in turns
+
+
 class Draft:
     """A checkpoint that is being written, in its temporary folder; only `Store.commit` makes one.
 
@@ -161,7 +164,7 @@ class Store:
         ] = {}  # folder name → manifest's stat, content
         self._unwritten: list[str] | None = None  # commits that the journal lacks; None: it may be anything
         self._scanned = False
-        self._last_commit = 0
+        self._last_commit = 0  # of what was seen here; another Store of this process may know of later ones
         self._said: set[tuple[str, str]] = set()
 
     # ------------------------------------------------------------------------------------------------------ reading
@@ -215,7 +218,7 @@ class Store:
 
     def known(self) -> list[Checkpoint]:
         """As `listed`, without looking at the folder again: what the last look and this process's own commits say."""
-        if not self._scanned:
+        if not self._scanned or _LAST_COMMITS.get(os.path.realpath(self.folder), 0) > self._last_commit:
             return self.listed()
         found = [checkpoint for _, checkpoint in self._known.values()]
         return sorted(found, key=lambda c: (c.commit, c.time, c.path.name), reverse=True)
@@ -335,14 +338,13 @@ class Store:
         """
         if not self._scanned:
             self.listed()
-        checkpoint = replace(checkpoint, commit=self._last_commit + 1, files=dict(draft.files))
+        checkpoint = replace(checkpoint, commit=self.next_commit(), files=dict(draft.files))
         with SummedFile(draft.path / MANIFEST, self._disk) as file:
             file.write(manifest.to_bytes(checkpoint))
         self._disk.fsync_dir(draft.path)
         stat = os.stat(draft.path / MANIFEST)
-        self._last_commit += (
-            1  # before the rename: interrupted in between, a number is left out, never used twice
-        )
+        # Before the rename: interrupted in between, a number is left out, never used twice.
+        self._last_commit = _LAST_COMMITS[os.path.realpath(self.folder)] = checkpoint.commit
         final = self._rename_to_free(draft.path, stem)
         draft.committed = final
         checkpoint = checkpoint.at(final)
@@ -377,7 +379,7 @@ class Store:
         """The number that the next commit will have."""
         if not self._scanned:
             self.listed()
-        return self._last_commit + 1
+        return max(self._last_commit, _LAST_COMMITS.get(os.path.realpath(self.folder), 0)) + 1
 
     def _rename_to_free(self, source: Path, stem: str) -> Path:
         while True:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,26 +18,26 @@ class Pace:
     would wait seconds. So the background works in short slices and sleeps in between, until somebody waits for it.
 
     Args:
-        hurry: Set it when somebody waits: from then on nothing sleeps any more.
+        hurried: Whether somebody waits: then nothing sleeps any more.
 
-    >>> hurry = threading.Event()
-    >>> hurry.set()
-    >>> Pace(hurry)()
+    >>> Pace(lambda: True)()
     """
 
     SLICE = 0.0002  # seconds of work between two pauses
     PAUSE = 0.0018  # seconds: with the slice, at most a tenth of the interpreter is taken from training
 
-    def __init__(self, hurry: threading.Event) -> None:
-        self._hurry = hurry
+    def __init__(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        self._hurried = hurried
         self._since = time.perf_counter()
 
     def __call__(self) -> None:
         """Pauses where the last pause is long enough ago."""
         if time.perf_counter() - self._since < self.SLICE:
             return
-        if threading.main_thread().is_alive():  # else the program has ended, and waits
-            self._hurry.wait(self.PAUSE)
+        if (
+            not self._hurried() and threading.main_thread().is_alive()
+        ):  # else the program has ended, and waits
+            time.sleep(self.PAUSE)
         self._since = time.perf_counter()
 
 
@@ -67,7 +69,7 @@ class Background:
     @property
     def busy(self) -> bool:
         """Whether the work goes on."""
-        return self._job is not None and self._job.thread.is_alive()
+        return self._job is not None and self._job.goes_on()
 
     @property
     def failed(self) -> bool:
@@ -84,6 +86,9 @@ class Background:
             KeyboardInterrupt: Came in the middle. The work is done, or it never will be: see `busy` and `failed`.
         """
         assert not self.busy and not self.failed, "wait() comes first"
+        if sys.is_finalizing():  # a thread that is started now never runs
+            work(hurried)
+            return
         job = self._job = _Job(work, self._name)
         try:
             job.thread.start()
@@ -115,7 +120,10 @@ class Background:
         """As `wait`, for somebody else: the error stays for the one whose work it is."""
         job = self._job
         if job is not None and job.thread is not threading.current_thread():
-            job.hurry.set()
+            job.hurried = True
+            # Not by Thread.join: a Ctrl-C in it marks a thread that goes on as ended (seen in CPython 3.11).
+            while job.goes_on():
+                time.sleep(0.0005)
             job.thread.join()
 
 
@@ -123,9 +131,11 @@ class _Job:
     """A piece of work and its thread, which is either begun or given up, whatever interrupts its start."""
 
     def __init__(self, work: Callable[[Callable[[], None]], object], name: str) -> None:
-        self.hurry = threading.Event()
+        self.hurried = False  # whether somebody waits
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name=name)
+        self._process = os.getpid()
+        self._over = False
         self._work = work
         self._decided = threading.Lock()  # taken for good by whoever is first: the thread, or who gives it up
 
@@ -137,6 +147,12 @@ class _Job:
         if not self._decided.acquire(blocking=False):
             return
         try:
-            self._work(Pace(self.hurry))
+            self._work(Pace(lambda: self.hurried))
         except BaseException as error:  # noqa: BLE001  # whatever it is, `wait` raises it
             self.error = error
+        finally:
+            self._over = True
+
+    def goes_on(self) -> bool:
+        """Whether the work is not over; in a process that was forked meanwhile it is none of its business."""
+        return not self._over and self._process == os.getpid()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -148,15 +150,19 @@ class SummedFile:
         """Takes all of `data`; small pieces reach the disk together."""
         if self._failure is not None:
             raise self._failure
-        piece = memoryview(data).cast("B")
-        if len(self._held) + len(piece) <= CHUNK_BYTES:
-            self._held += piece
-            self._pace()
-        else:
-            self.flush()
-            self._write(piece)
-        self.size += len(piece)
-        return len(piece)
+        try:
+            piece = memoryview(data).cast("B")
+            if len(self._held) + len(piece) <= CHUNK_BYTES:
+                self._held += piece
+                self._pace()
+            else:
+                self.flush()
+                self._write(piece)
+            self.size += len(piece)
+            return len(piece)
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
 
     def flush(self) -> None:
         """Hands what is held to the system."""
@@ -179,9 +185,6 @@ class SummedFile:
         except OSError as error:
             self._failure = _with_path(error, self.path)
             raise self._failure from error
-        except BaseException as error:
-            self._failure = error
-            raise
 
     def _put(self, rest: memoryview) -> None:
         while rest:
@@ -205,9 +208,11 @@ class SummedFile:
                 except OSError as error:
                     raise _with_path(error, self.path) from error
         finally:
-            if self._beside is not None:
-                self._beside.close()
-            self._disk.close(self._fd)
+            try:
+                if self._beside is not None:
+                    self._beside.close()
+            finally:
+                self._disk.close(self._fd)
 
 
 class _Summing:
@@ -216,37 +221,49 @@ class _Summing:
     def __init__(self, total: Any) -> None:
         self._total = total
         self._given: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._done: SimpleQueue[None] = SimpleQueue()
-        self._open = 0
-        self._thread: Thread | None = Thread(target=self._run, name="brainlib-sum", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None
+        self._news: SimpleQueue[None] = SimpleQueue()
+        self._num_given = self._num_summed = 0
+        self._over = False
+        self._thread: Thread | None = None
+        if not sys.is_finalizing():
+            self._thread = Thread(target=self._run, name="brainlib-sum", daemon=True)
+            try:
+                self._thread.start()
+            except BaseException as error:
+                self._given.put(None)  # it ends at once if it has begun all the same
+                self._thread = None
+                if not isinstance(error, RuntimeError):
+                    raise
 
     def _run(self) -> None:
         while (piece := self._given.get()) is not None:
             self._total.update(piece)
             del piece
-            self._done.put(None)
+            self._num_summed += 1
+            self._news.put(None)
+        self._over = True
 
     def start(self, piece: memoryview) -> None:
         if self._thread is None:
             self._total.update(piece)
             return
-        self._open += 1
         self._given.put(piece)
+        self._num_given += 1
 
     def wait(self) -> None:
         """Returns when all pieces are in the sum; their memory is not looked at any more."""
-        while self._open:
-            self._done.get()
-            self._open -= 1
+        while self._num_summed < self._num_given:
+            try:
+                self._news.get(timeout=0.1)  # an interrupt may have taken the news and told nobody
+            except Empty:
+                continue
 
     def close(self) -> None:
-        self.wait()
+        """Ends the thread."""
+        self._given.put(None)
         if self._thread is not None:
-            self._given.put(None)
+            while not self._over:  # not by Thread.join, see `background.Background.join`
+                time.sleep(0.0001)
             self._thread.join()
 
 

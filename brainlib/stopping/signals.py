@@ -35,6 +35,8 @@ class Signals:
     Attributes:
         pending: whether the loop has something to see to at its next boundary.
         waiting: whether the main thread waits for data, so that a signal may break in.
+        broken_off: whether one has broken in. A dataset that passes over every error has passed over that one, too, and
+            the batch that it then gives is none of the run's.
 
     >>> signals = Signals(deaf=True)
     >>> with signals.heard(grace=10.0):
@@ -44,11 +46,11 @@ class Signals:
 
     __slots__ = (
         "_asked", "_at_point", "_deaf", "_earlier", "_grace", "_raised", "_worker_died",
-        "pending", "waiting",
+        "broken_off", "pending", "waiting",
     )  # fmt: skip
 
     def __init__(self, deaf: bool = False) -> None:
-        self.pending = self.waiting = False
+        self.pending = self.waiting = self.broken_off = False
         self._deaf = deaf
         self._asked: int | None = None
         self._raised: BaseException | None = (
@@ -116,6 +118,8 @@ class Signals:
                     self.see_to()
                 batch = next(batches, _NO_BATCH)
                 self.waiting = False
+                if self.broken_off:
+                    raise Interrupted
                 if batch is _NO_BATCH:
                     return
                 yield batch
@@ -193,7 +197,7 @@ class Signals:
         return all(at_point() for at_point in self._at_point)
 
     def _break_off(self) -> None:
-        self.waiting = False
+        self.waiting, self.broken_off = False, True
         self._grace.reached()
         raise Interrupted
 
@@ -201,7 +205,7 @@ class Signals:
 
     def _begin(self, grace: float) -> None:
         self._asked, self._raised, self._worker_died = None, None, False
-        self.pending = self.waiting = False
+        self.pending = self.waiting = self.broken_off = False
         caught = _caught_in_c()
         for signum in LISTENED_TO:
             earlier = signal.getsignal(signum)

@@ -7,6 +7,9 @@ import errno
 import hashlib
 import logging
 import os
+import pickle
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -407,3 +410,89 @@ def test_saving_beside_changes_nothing_and_each_checkpoint_is_of_one_moment(
             assert bits(other) == moments[checkpoint.commit], checkpoint
             looked_at += 1
     assert looked_at >= 3
+
+
+# ------------------------------------------------------------------------------------------- several, and in odd places
+
+
+def test_two_objects_that_save_in_turn_number_on(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    one = Checkpointer(tmp_path / "real", {"model": linear()})
+    two = Checkpointer(tmp_path / "link", {"model": linear()})
+    commits = [
+        each.save_checkpoint({"n": n}).wait().commit for n, each in enumerate((one, two, two, one, two))
+    ]
+    assert commits == [1, 2, 3, 4, 5]
+    assert [c.meta["n"] for c in one.list_checkpoints()] == [4, 3, 2, 1, 0]
+    one.save_checkpoint({"n": 5})
+    assert two.find_checkpoint().meta["n"] == 5, "through a link, too, one waits"
+
+
+def test_what_was_let_go_is_not_what_was_written(tmp_path: Path) -> None:
+    """A run that stops here has to save, instead of pointing to it."""
+    checkpointer = Checkpointer(tmp_path, {"model": linear()})
+    checkpointer.save_and_keep_only({"loss": 1.0}, min_keys=["loss"], keep_recent=False).wait()
+    good = checkpointer.written
+    checkpointer.save_and_keep_only({"loss": 2.0}, min_keys=["loss"], keep_recent=False)
+    assert checkpointer.written == good, "the coming one goes as soon as it is there"
+    checkpointer.wait()
+    assert checkpointer.written is None
+    assert [c.meta["loss"] for c in checkpointer.list_checkpoints()] == [1.0]
+    checkpointer.delete(checkpointer.save_checkpoint())
+    assert checkpointer.written is None
+
+
+def test_a_save_inside_a_save_is_told(tmp_path: Path) -> None:
+    def hook(obj: Counter, path: Path) -> None:
+        checkpointer.save_checkpoint()
+
+    checkpointer = Checkpointer(
+        tmp_path, custom_save_hooks={"c": hook}, custom_load_hooks={"c": lambda obj, path, end_of_epoch: None}
+    )
+    checkpointer.add_recoverable("c", Counter(1))
+    with pytest.raises(CheckpointError, match="a save began while another one"):
+        checkpointer.save_checkpoint()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_it_can_be_pickled(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, {"model": linear(3.0)})
+    checkpointer.save_checkpoint()
+    again = pickle.loads(pickle.dumps(checkpointer))
+    assert again.save_checkpoint().wait().commit == 2
+
+
+def test_ctrl_c_in_saves_loses_nothing_and_blocks_nothing(tmp_path: Path) -> None:
+    """Real ones, at random moments, from outside."""
+    script = (
+        "import sys, time, threading, torch, brainlib as bl\n"
+        "model = torch.nn.Linear(400, 400)\n"
+        f"c = bl.Checkpointer({str(tmp_path)!r}, {{'model': model}}, background=sys.argv[1] == '1')\n"
+        "end, n = time.time() + 2, 0\n"
+        "print('ready', flush=True)\n"
+        "while time.time() < end:\n"
+        "    try:\n"
+        "        while time.time() < end:\n"
+        "            c.save_and_keep_only({'n': n}, num_to_keep=2); n += 1\n"
+        "    except KeyboardInterrupt:\n"
+        "        pass\n"
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "c.wait(); c.save_checkpoint({'last': 1}).wait()\n"
+        "assert c.recover_if_possible().meta == {'last': 1}\n"
+        "left = [t.name for t in threading.enumerate() if t is not threading.main_thread()]\n"
+        "print('saved', n, left, flush=True)\n"
+    )
+    for background in "10":
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, background],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        rng = random.Random(3)
+        while process.poll() is None:
+            time.sleep(rng.uniform(0.005, 0.06))
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0 and "saved" in out and "[]" in out, (background, out, err)

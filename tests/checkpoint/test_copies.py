@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections import OrderedDict
 from typing import Any
 
@@ -145,3 +146,58 @@ def test_a_failed_copy_leaves_nothing_to_the_next() -> None:
         copies.take({"a": {"w": weight, "bad": range(3)}})
     weight.fill_(2.0)
     assert copies.take({"a": {"w": weight}})[0]["a"]["w"].eq(2.0).all()
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (0, 2, 1)])
+def test_weights_that_were_put_aside_and_came_back(order: tuple[int, ...]) -> None:
+    """As offloading does: the same parameters, in memory that others had before."""
+    params, copies = [nn.Parameter(torch.full((16,), float(i))) for i in range(3)], Copies()
+    for _ in range(4):
+        copies.take({"a": dict(enumerate(params))})
+        kept = [param.data.clone() for param in params]
+        for param in params:
+            param.data = torch.empty(0)
+        for i in order:
+            params[i].data = kept[i].clone()
+        taken = copies.take({"a": dict(enumerate(params))})[0]["a"]
+        assert [value[0].item() for value in taken.values()] == [0.0, 1.0, 2.0]
+
+
+def test_what_is_seen_as_a_conjugate_and_as_it_is() -> None:
+    x = torch.randn(3, dtype=torch.complex64)
+    r = torch.randn(3)
+    for state in ({"c": x.conj(), "x": x}, {"x": x, "c": x.conj()}, {"n": torch._neg_view(r), "r": r}):
+        taken = Copies().take({"a": state})[0]["a"]
+        for name, value in state.items():
+            assert torch.equal(taken[name].resolve_conj(), value.resolve_conj().resolve_neg()), name
+
+
+def test_random_histories_of_memory() -> None:
+    """Freed, swapped, tied, resized, looked at in part, made anew: a copy is what a clone is."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        tensors = {n: torch.randn(rng.choice([1, 3, 16, 16, 64, 1000])) for n in range(6)}
+        copies = Copies()
+        for _ in range(20):
+            for _ in range(rng.randint(0, 6)):
+                one, two = rng.choice(list(tensors)), rng.choice(list(tensors))
+                act = rng.choice(["free", "refill", "swap", "add", "new", "tie", "resize", "part"])
+                if act == "free":
+                    tensors[one].data = torch.empty(0)
+                elif act == "refill":
+                    tensors[one].data = torch.randn(rng.choice([1, 3, 16, 64]))
+                elif act == "swap":
+                    tensors[one].data, tensors[two].data = tensors[two].data, tensors[one].data
+                elif act == "add":
+                    tensors[one].add_(1)
+                elif act == "new":
+                    tensors[one] = torch.randn(16)
+                elif act == "tie":
+                    tensors[one].data = tensors[two].data
+                elif act == "resize":
+                    tensors[one].resize_(rng.choice([1, 16, 64])).normal_()
+                elif tensors[two].numel() > 2:
+                    tensors[one] = tensors[two][1:-1]
+            wanted = {name: tensor.clone() for name, tensor in tensors.items()}
+            taken = copies.take({"a": dict(tensors)})[0]["a"]
+            assert all(torch.equal(taken[name], wanted[name]) for name in tensors), seed

@@ -44,20 +44,22 @@ def test_the_work_does_not_wait_for_itself() -> None:
 
 
 def test_it_pauses_until_somebody_waits() -> None:
-    hurry, pauses = threading.Event(), []
+    asked = []
 
-    class Told(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            pauses.append(timeout)
-            return hurry.wait(timeout)
+    def hurried() -> bool:
+        asked.append(time.perf_counter())
+        return len(asked) > 1
 
-    pace = Pace(Told())
-    for _ in range(20):
-        pace()
-    assert pauses == [], "no pause without work before it"
-    time.sleep(Pace.SLICE * 2)
+    pace = Pace(hurried)
+    pace._since = time.perf_counter() + 60  # as if a pause had just been made
     pace()
-    assert pauses == [Pace.PAUSE]
+    assert asked == [], "no pause without work before it"
+    pace._since = 0.0
+    pace()
+    assert time.perf_counter() - asked[0] >= Pace.PAUSE
+    pace._since = 0.0
+    pace()
+    assert len(asked) == 2, "somebody waits"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

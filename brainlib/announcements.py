@@ -103,7 +103,11 @@ def say_that_it_goes_on(run: RunState, number: int) -> None:
 
 def say_what_differs(loaded: Checkpoint, now: dict[str, Any]) -> None:
     """A resume where the torch build, the CPU, the threads, the optimizers or compile differ may differ in bits."""
-    before = loaded.environment
+    before = dict(loaded.environment)
+    if isinstance(forms := before.get("optimizers"), dict):
+        # One that a hook of the open epoch makes is not there yet.
+        before["optimizers"] = {name: forms[name] for name in forms if name in now["optimizers"]}
+        now = {**now, "optimizers": {n: f for n, f in now["optimizers"].items() if n in before["optimizers"]}}
     changed = [
         f"{key} was {before[key]!r} and is {now[key]!r}"
         for key in ("torch", "cpu", "threads", "optimizers", "compile")

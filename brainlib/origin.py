@@ -42,7 +42,8 @@ class Origin:
     """
 
     def __init__(self, options: CheckpointOptions) -> None:
-        self._resume, self._init_from = options.resume, options.init_from
+        self._resume = os.path.expanduser(options.resume)
+        self._init_from = options.init_from and os.path.expanduser(options.init_from)
         self.record: dict[str, Any] = {}
         self.warm: Loaded | None = None
         self._begun = False

@@ -28,6 +28,8 @@ from brainlib.extension import Extension, make_extension
 from brainlib.learning_rate import LearningRate
 from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, TrainLogger, read_metrics
 from brainlib.options import RunOptions
+from brainlib.profiling.profiler import Profiler, add_profiler_step
+from brainlib.profiling.settings import ProfilerOptions
 from brainlib.run_state import RunState
 from brainlib.seeding import seed_everything
 from brainlib.snapshot import Snapshot
@@ -55,6 +57,8 @@ __all__ = [
     "NewBob",
     "Noam",
     "Plateau",
+    "Profiler",
+    "ProfilerOptions",
     "RunOptions",
     "RunState",
     "Snapshot",
@@ -64,6 +68,7 @@ __all__ = [
     "TrainLogger",
     "Trigger",
     "WarmUp",
+    "add_profiler_step",
     "average_checkpoints",
     "create_experiment_directory",
     "doctor",

@@ -39,6 +39,7 @@ from brainlib.hparams import HParams
 from brainlib.onlooker import present
 from brainlib.options import RunOptions
 from brainlib.precision import precision_of
+from brainlib.profiling.profiler import instruments
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, preserved_generators
@@ -87,8 +88,8 @@ class Brain:
         checkpointer: makes the run one that cannot be lost. It saves at each epoch's end and every 15 minutes, and
             goes on where the newest checkpoint stands when the script is started again.
         loggers: are told the losses of each closed epoch.
-        profiler: an object with ``start``, ``step`` and ``stop``, such as `torch.profiler.profile`. Started with
-            each fit; one ``step`` an update.
+        profiler: a `Profiler`, its options, or any object with ``start``, ``step`` and ``stop``, such as
+            `torch.profiler.profile`. Started with each fit; one ``step`` an update.
         extensions: what else happens periodically.
 
     Raises:
@@ -152,7 +153,7 @@ class Brain:
         self.checkpointer = checkpointer
         # What hangs on the loop
         self.loggers: list[Any] = list(loggers)
-        self._profiler = profiler
+        self._profiler = instruments(profiler, self._options.profile_options)
         self._extensions = Extensions([*extensions, *self._own_extensions()])
         self._progress = Progress(self._options.progress_options)
         # What a fit leaves for the methods it calls
@@ -368,7 +369,7 @@ class Brain:
             scope.validate_now = lambda: self._fit_valid(valid, epoch, progressbar)
         marks = self._custom_fit_batch and self.checkpointer is not None
         read_loss, keep_buffers, trained = run.loss.value, scope.buffers.keep, run.step
-        has_limit = self._options.max_time is not None
+        has_limit = self._options.max_time is not None or self._profiler is not None
         with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
             try:
                 if run.unfired:  # stopped in a validation inside the epoch
@@ -496,7 +497,7 @@ class Brain:
         """What is due after an update, in this order; returns whether the update limit ends training. All ranks."""
         run = self._scope.run
         if self._profiler is not None:
-            self._profiler.step()
+            self._profiler.look(self)
         if self._scope.inner:  # an inner fit is part of somebody's hook: it saves nothing and is not limited
             return False
         if self._extensions:

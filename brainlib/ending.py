@@ -15,12 +15,12 @@ from brainlib.checkpoint.errors import CheckpointError
 from brainlib.checkpoint.manifest import AUTOMATIC
 from brainlib.common.durations import as_clock
 from brainlib.common.logs import logger
-from brainlib.stopping.endings import Interrupted, TimeIsUp
+from brainlib.stopping.endings import Enough, Interrupted, TimeIsUp
 
 if TYPE_CHECKING:
     from brainlib.brain import Brain
 
-__all__ = ["at_point", "end_early", "keep_point", "put_back", "see_to", "take_back", "time_is_up"]
+__all__ = ["at_point", "end_early", "keep_point", "put_back", "see_to", "take_back", "to_end"]
 
 
 def keep_point(brain: Brain) -> None:
@@ -47,17 +47,20 @@ def at_point(brain: Brain) -> bool:
 
 
 def see_to(brain: Brain) -> None:
-    """A boundary at which something is pending: a signal, or the end of the time. All ranks."""
+    """A boundary at which something is pending: a signal, or the end of what the run was started for. All ranks."""
     if brain._signals.pending:
         brain._signals.see_to()
-    if not brain._scope.inner and at_point(brain) and time_is_up(brain):
-        raise TimeIsUp
+    if not brain._scope.inner and at_point(brain):
+        to_end(brain)
 
 
-def time_is_up(brain: Brain) -> bool:
-    """Whether the run has trained for its `max_time`."""
+def to_end(brain: Brain) -> None:
+    """End the fit where its run has trained for its `max_time`, or a profiler has seen enough."""
     limit = brain._options.max_time
-    return limit is not None and brain._outer.run.elapsed() >= limit
+    if limit is not None and brain._outer.run.elapsed() >= limit:
+        raise TimeIsUp(f"max_time ({as_clock(limit)})")
+    if brain._profiler is not None and brain._profiler.exits:
+        raise Enough(brain._profiler.exits)
 
 
 def put_back(brain: Brain) -> None:
@@ -93,9 +96,8 @@ def take_back(brain: Brain) -> bool:
 
 def end_early(brain: Brain, interrupted: Interrupted) -> None:
     """The fit ends here: put back, save, say so, let go of the data. All ranks."""
-    reason, why = "signal", brain._signals.asked
-    if isinstance(interrupted, TimeIsUp):
-        reason, why = "timed", f"max_time ({as_clock(brain._options.max_time)})"
+    enough = isinstance(interrupted, Enough)
+    why, reason = (interrupted, "timed") if enough else (brain._signals.asked, "signal")
     saved, run = _commit(brain, reason) if take_back(brain) else None, brain._outer.run
     where = f"in epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"after {run.epoch} epochs"
     logger.info(

@@ -22,6 +22,7 @@ from brainlib.data.options import DataOptions
 from brainlib.distributed.devices import find_device
 from brainlib.distributed.options import DistributedOptions
 from brainlib.precision_options import PrecisionOptions
+from brainlib.profiling.options import ProfileOptions
 from brainlib.progress_options import ProgressOptions
 from brainlib.stopping.options import StoppingOptions
 from brainlib.update.options import UpdateOptions
@@ -99,30 +100,6 @@ class CompileOptions(OptionGroup):
             logger.warning("compile_module_keys has no effect, because compile is false.")
             return self
         return dataclasses.replace(self, compile=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class ProfileOptions(OptionGroup):
-    """Profiling by option; not built yet.
-
-    >>> ProfileOptions().profile_steps
-    5
-    """
-
-    profile_training: bool = option(False, "No effect yet: wrap fit in torch.profiler.profile() instead.")
-    profile_warmup: int = option(
-        5, "No effect yet: how many updates pass before profiling starts.", minimum=0
-    )
-    profile_steps: int = option(5, "No effect yet: how many updates are profiled.", minimum=1)
-
-    def settle(self, explicit: frozenset[str]) -> ProfileOptions:
-        """Say that nothing is profiled."""
-        if self.profile_training:
-            logger.warning(
-                "profile_training has no effect yet. Write `with torch.profiler.profile() as profile: brain.fit(...)` "
-                "and read `profile.key_averages()`."
-            )
-        return self
 
 
 @dataclasses.dataclass(frozen=True)

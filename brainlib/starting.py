@@ -26,12 +26,12 @@ from brainlib.brain_state import warn_of_unsaved
 from brainlib.common.logs import logger
 from brainlib.data.sources import BatchSource, Lookahead
 from brainlib.data.transfer import on_device
-from brainlib.ending import at_point, end_early, put_back, see_to, take_back, time_is_up
+from brainlib.ending import at_point, end_early, put_back, see_to, take_back, to_end
 from brainlib.experiment import in_experiment
 from brainlib.fit_scope import FitScope, nothing
 from brainlib.seeding import draw_seed
 from brainlib.stage import Stage
-from brainlib.stopping.endings import Interrupted, TimeIsUp
+from brainlib.stopping.endings import Enough, Interrupted
 from brainlib.stopping.signals import of_this_thread
 from brainlib.triggers import Trigger, as_trigger
 from brainlib.update.buffers import Buffers
@@ -74,7 +74,7 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
             brain._fits_done += 1
             warn_of_unread_keys(brain.hparams.unread())
             brain.hparams.forget_unread()
-        except TimeIsUp:
+        except Enough:
             return
         except BaseException as error:
             brain._extensions.on_error(brain, error)
@@ -105,14 +105,17 @@ def _stoppable(brain: Brain) -> Iterator[None]:
 
 @contextmanager
 def _profiling(brain: Brain) -> Iterator[None]:
-    if brain._profiler is None:
+    profiler = brain._profiler
+    if profiler is None:
         yield
         return
-    brain._profiler.start()
+    profiler.start()
     try:
         yield
-    finally:
-        brain._profiler.stop()
+    except BaseException as error:
+        profiler.stop(error)
+        raise
+    profiler.stop()
 
 
 def settle_in(brain: Brain) -> None:
@@ -164,8 +167,8 @@ def open_epochs(
 ) -> Iterator[Any]:
     """The epochs that are not closed yet; says so when there is none."""
     run = scope.run
-    if not scope.inner and time_is_up(brain):
-        raise TimeIsUp
+    if not scope.inner:
+        to_end(brain)
     if not _take_place(brain, epoch_counter, scope, train):
         return
     if hasattr(epoch_counter, "seek"):
@@ -273,12 +276,14 @@ def replay_resumed(brain: Brain) -> None:
 def open_data(brain: Brain, train: BatchSource) -> tuple[Iterator[Any], Window, int | None]:
     """The batches from where the run stands, the window over them, and how many there are in the epoch."""
     run, limit, total = brain._scope.run, brain._batch_limit(Stage.TRAIN), train.num_batches
-    batches = train.read(brain._run_seed(), run.epoch_start + run.epoch, run.step)
+    batches, profiler = train.read(brain._run_seed(), run.epoch_start + run.epoch, run.step), brain._profiler
     if brain._limit_reached(run):
         batches = iter(())
     elif limit is not None:
         batches = islice(batches, max(limit - run.step, 0))
         total = min(limit, total if total is not None else limit)
+    if profiler is not None:
+        batches = profiler.waits(brain, batches, "data wait")
     factor = brain._options.grad_accumulation_factor
     if run.micro == 0 or not brain._scope.buffers.kept:
         brain._scope.buffers = Buffers(brain.modules)
@@ -289,7 +294,14 @@ def open_data(brain: Brain, train: BatchSource) -> tuple[Iterator[Any], Window, 
     brain._scope.watch.clear()
     if train.num_batches is not None:
         brain._scope.is_last = lambda: run.step == total or brain._limit_reached(run)
-        return on_device(batches, brain.device), Window(factor, last=total), total
+        return _moved(brain, batches), Window(factor, last=total), total
     ahead = Lookahead(batches)
     brain._scope.is_last = lambda: run.step == limit or brain._limit_reached(run) or ahead.is_last()
-    return on_device(ahead, brain.device), Window(factor, last=limit, is_last=ahead.is_last), total
+    return _moved(brain, ahead), Window(factor, last=limit, is_last=ahead.is_last), total
+
+
+def _moved(brain: Brain, batches: Iterator[Any]) -> Iterator[Any]:
+    moved = on_device(batches, brain.device)
+    if brain._profiler is None or brain.device.type == "cpu":
+        return moved
+    return brain._profiler.waits(brain, moved, "copy")

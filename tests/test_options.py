@@ -57,6 +57,7 @@ SPEECHBRAIN = {
     "log_config": None,
 }
 OURS = {
+    "profiler_options": None,
     "fused": False,
     "loss_average": "items",
     "ckpt_async": True,
@@ -345,7 +346,7 @@ def test_naming_modules_switches_compile_on(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("skip_nonfinite_grads", False), ("profile_training", True), ("distributed_launch", True)],
+    [("skip_nonfinite_grads", False), ("distributed_launch", True)],
 )
 def test_an_option_without_effect_says_so_once(
     name: str, value: bool, caplog: pytest.LogCaptureFixture

@@ -7,7 +7,7 @@ docs page, the error messages) is read off the same fields, which is why a new o
     grad_clip: float | None = option(5.0, "Largest norm of the gradient.", minimum=0)
 
 The type is the annotation. Understood are ``bool``, ``int``, ``float``, ``str``, ``Literal["a", "b"]``, ``list[str]``,
-``dict[str, str]``, `Seconds` (a length of time), and each of these with ``| None``.
+``dict[str, str]``, `Seconds` (a length of time), `Settings` (several in one text), and each of these with ``| None``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from brainlib.common.durations import seconds_of
 from brainlib.common.errors import nearest, quoted
 
-__all__ = ["Option", "OptionGroup", "Seconds", "option", "options_of", "same_name"]
+__all__ = ["Option", "OptionGroup", "Seconds", "Settings", "option", "options_of", "same_name"]
 
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
@@ -39,6 +39,21 @@ class Seconds(float):
     ...     time: Seconds = option(180.0, "How long it stands.")
     >>> options_of(Tea)[0].read("0:03:30", "the command line")
     210.0
+    """
+
+
+class Settings(str):
+    """The type of an option that is several settings in one text, ``key=value; key=value``.
+
+    A mapping becomes such a text. An empty text is a value: the settings, all at their defaults.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Tea(OptionGroup):
+    ...     brewing: Settings | None = option(None, "How it is brewed.")
+    >>> (brewing,) = options_of(Tea)
+    >>> brewing.read({"cups": [1, 2], "pot": "a; b"}, "run_opts"), brewing.read("", "the command line")
+    ("cups=[1, 2]; pot='a; b'", '')
     """
 
 
@@ -147,6 +162,7 @@ class Option:
                 float: "a number",
                 str: "a text",
                 Seconds: "seconds, or a text such as 1-12:00:00",
+                Settings: "a text such as key=value; key=value",
             }.get(self.kind, "a list of names" if self.is_list else "names with values")
         if self.minimum is not None:
             words += f", at least {self.minimum:g}"
@@ -187,7 +203,8 @@ class Option:
         return result
 
     def _convert(self, value: Any) -> Any:
-        if value is None or (self.optional and isinstance(value, str) and value.strip().lower() in _NONE):
+        none = _NONE[:-1] if self.kind is Settings else _NONE
+        if value is None or (self.optional and isinstance(value, str) and value.strip().lower() in none):
             return None if self.optional else _REFUSED
         if self.choices:
             return value if value in self.choices else _REFUSED
@@ -233,6 +250,19 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, str) else _REFUSED
 
 
+def _settings(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        pairs = ((str(key), str(each)) for key, each in value.items() if each is not None)
+        return "; ".join(f"{key}={_in_quotes(each)}" for key, each in pairs)
+    return value if isinstance(value, str) else _REFUSED
+
+
+def _in_quotes(text: str) -> str:
+    if ";" not in text and text == text.strip() and text[:1] not in "'\"":
+        return text
+    return f'"{text}"' if "'" in text else f"'{text}'"
+
+
 def _names(value: Any) -> Any:
     if isinstance(value, str):
         value = [
@@ -260,6 +290,7 @@ _CONVERTERS: dict[Any, Any] = {
     float: _number,
     str: _text,
     Seconds: _seconds,
+    Settings: _settings,
     list[str]: _names,
     dict[str, str]: _pairs,
 }

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["Interrupted", "Stopped", "TimeIsUp"]
+__all__ = ["Enough", "Interrupted", "Stopped", "TimeIsUp"]
 
 
 class Interrupted(BaseException):
     """Carries control from the place where a request to stop was seen to where fit ends. Users never see it."""
 
 
-class TimeIsUp(Interrupted):
-    """The run has trained for its `max_time`: it is saved, and fit returns."""
+class Enough(Interrupted):
+    """The run has done what it was started for: it is saved where it stands, and fit returns. Its text says what."""
+
+
+class TimeIsUp(Enough):
+    """The run has trained for its `max_time`."""
 
 
 class Stopped(SystemExit):

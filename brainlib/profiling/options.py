@@ -1,0 +1,50 @@
+"""The run options of profiling and of benchmark runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from brainlib.common.logs import logger
+from brainlib.common.option_fields import OptionGroup, Settings, option
+from brainlib.profiling.settings import ProfilerOptions
+
+__all__ = ["ProfileOptions"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileOptions(OptionGroup):
+    """Which updates of a fit are profiled; see docs/profiling.md.
+
+    >>> ProfileOptions(profile_training=True).profiler().batch_range
+    (5, 10)
+    """
+
+    profiler_options: Settings | None = option(
+        None,
+        "Profile some updates, as 'batch_range=[10, 20]; state=All'; an empty text: all defaults; null: off. "
+        "docs/profiling.md lists the keys.",
+        ours=True,
+    )
+    profile_training: bool = option(
+        False, "Profile updates profile_warmup to profile_warmup + profile_steps − 1 of a fit, then end it."
+    )
+    profile_warmup: int = option(
+        5, "With profile_training: how many updates pass before profiling starts.", minimum=0
+    )
+    profile_steps: int = option(5, "With profile_training: how many updates are profiled.", minimum=1)
+
+    def settle(self, explicit: frozenset[str]) -> ProfileOptions:
+        """Read the profiler options, so that what is wrong with them is said now; tell of what has no effect."""
+        ProfilerOptions.read(self.profiler_options)
+        if self.profiler_options is not None and self.profile_training:
+            logger.warning("profile_training has no effect, because profiler_options says what is profiled")
+        useless = [name for name in ("profile_warmup", "profile_steps") if name in explicit]
+        if useless and (not self.profile_training or self.profiler_options is not None):
+            logger.warning("%s has no effect without profile_training", " and ".join(useless))
+        return self
+
+    def profiler(self) -> ProfilerOptions | None:
+        """What is to be profiled; None: nothing."""
+        if self.profiler_options is not None or not self.profile_training:
+            return ProfilerOptions.read(self.profiler_options)
+        return ProfilerOptions(batch_range=(self.profile_warmup, self.profile_warmup + self.profile_steps))

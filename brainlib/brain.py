@@ -39,6 +39,7 @@ from brainlib.hparams import HParams
 from brainlib.onlooker import present
 from brainlib.options import RunOptions
 from brainlib.precision import precision_of
+from brainlib.profiling.benchmark import loader_options_for
 from brainlib.profiling.profiler import instruments
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
@@ -945,6 +946,10 @@ class Brain:
         name = f"{stage.name.lower()}_set"
         check_set(data, name)
         options = dict(loader_kwargs or {})
+        if self._options.benchmark_max_step is not None and stage is Stage.TRAIN and not self._scope.inner:
+            size = self._options.benchmark_batch_size
+            if size is not None:
+                options = loader_options_for(size, data, options, is_ready(data, options))
         if isinstance(data, DataLoader):
             if options:
                 logger.warning(
@@ -1037,10 +1042,15 @@ class Brain:
     def _attach_checkpointer(self) -> None:
         if self.checkpointer is None:
             return
-        if self._options.debug and not self._options.debug_persistently:
+        debug, benchmark = self._options.debug, self._options.benchmark_max_step is not None
+        if benchmark or (debug and not self._options.debug_persistently):
             self._debug_folder = tempfile.TemporaryDirectory(prefix="brainlib-debug-")  # goes with the Brain
             self.checkpointer.checkpoints_dir = self._debug_folder.name
-            logger.info("debug: checkpoints go to %s", self.checkpointer.checkpoints_dir)
+            logger.info(
+                "%s: checkpoints go to %s",
+                "debug" if debug else "benchmark",
+                self.checkpointer.checkpoints_dir,
+            )
         if not self._options.ckpt_async:
             self.checkpointer.background = False
         self.checkpointer.attach(self._state)

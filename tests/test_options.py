@@ -58,6 +58,8 @@ SPEECHBRAIN = {
 }
 OURS = {
     "profiler_options": None,
+    "benchmark_max_step": None,
+    "benchmark_batch_size": None,
     "fused": False,
     "loss_average": "items",
     "ckpt_async": True,

@@ -33,6 +33,17 @@ class ProfileOptions(OptionGroup):
     )
     profile_steps: int = option(5, "With profile_training: how many updates are profiled.", minimum=1)
 
+    benchmark_max_step: int | None = option(
+        None,
+        "A benchmark run: exactly so many updates, then one line of JSON on standard output. It begins afresh, with "
+        "checkpoints in a temporary place. null: none.",
+        ours=True,
+        minimum=1,
+    )
+    benchmark_batch_size: int | None = option(
+        None, "In a benchmark run: the batch size of training; null: as it is.", ours=True, minimum=1
+    )
+
     def settle(self, explicit: frozenset[str]) -> ProfileOptions:
         """Read the profiler options, so that what is wrong with them is said now; tell of what has no effect."""
         ProfilerOptions.read(self.profiler_options)
@@ -41,6 +52,8 @@ class ProfileOptions(OptionGroup):
         useless = [name for name in ("profile_warmup", "profile_steps") if name in explicit]
         if useless and (not self.profile_training or self.profiler_options is not None):
             logger.warning("%s has no effect without profile_training", " and ".join(useless))
+        if self.benchmark_batch_size is not None and self.benchmark_max_step is None:
+            logger.warning("benchmark_batch_size has no effect without benchmark_max_step")
         return self
 
     def profiler(self) -> ProfilerOptions | None:

@@ -19,6 +19,7 @@ import torch
 from brainlib.common.files import make_folder, write_atomic
 from brainlib.common.logs import logger
 from brainlib.distributed.world import World
+from brainlib.profiling.benchmark import Benchmark
 from brainlib.profiling.instruments import Instruments
 from brainlib.profiling.options import ProfileOptions
 from brainlib.profiling.phases import ModuleTimes, Phases, Wrappers
@@ -429,7 +430,11 @@ def instruments(profiler: Any, options: ProfileOptions) -> Instruments | None:
             "the Brain is given a profiler, and the run options ask for one (profiler_options or profile_training): "
             "torch can run one at a time, give one of them"
         )
-    given = [*([] if profiler is None else [profiler]), *([] if wanted is None else [Profiler(wanted)])]
+    given = [
+        *([] if profiler is None else [profiler]),
+        *([] if wanted is None else [Profiler(wanted)]),
+        *([] if options.benchmark_max_step is None else [Benchmark(options.benchmark_max_step)]),
+    ]
     return Instruments(given) if given else None
 
 

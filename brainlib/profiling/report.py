@@ -27,7 +27,8 @@ __all__ = [
 _AUTOGRAD = "autograd::engine::evaluate_function"
 _OURS = (LABEL, MODULE, "ProfilerStep")  # torch names them all ProfilerStep* in its events
 _ORDER = (
-    "data wait", "copy", "forward", "loss", "backward", "fit_batch", "update", "hooks", "checkpoint", "validation", LOOP,
+    "data wait", "copy", "forward", "loss", "backward", "fit_batch", "update", "hooks", "checkpoint", "validation",
+    LOOP,
 )  # fmt: skip
 
 

@@ -91,9 +91,9 @@ class Report:
     >>> print(Report(cycle=0, wanted=(2, 4), num_updates=2, seconds=0.5, phases={"forward": 0.4, "loop": 0.1}))
     updates 2 to 3, cycle 0: 2 updates in 0.500 s, 4.00 updates/s
     <BLANKLINE>
-    phase             seconds  share   ms/update
-    forward            0.4000  80.0%     200.000
-    loop               0.1000  20.0%      50.000
+    phase           seconds      share  ms/update
+    forward          0.4000      80.0%    200.000
+    loop             0.1000      20.0%     50.000
     """
 
     cycle: int

@@ -145,15 +145,15 @@ def l2_groups(model: torch.nn.Module, l2: float, l2_on: str) -> list[dict[str, A
     return groups + ([{"params": others, "weight_decay": 0.0}] if others else [])
 
 
-def move_to_debug_folder(hparams: dict[str, Any], keep_checkpoints: bool) -> None:
-    """Send everything that a debug run writes into a folder of its own, so that the real run is left alone."""
-    folder = Path(hparams["output_folder"]) / "debug"
+def move_to_folder(name: str, hparams: dict[str, Any], keep_checkpoints: bool = False) -> None:
+    """Send everything that a debug or benchmark run writes into a folder of its own: the real run is left alone."""
+    folder = Path(hparams["output_folder"]) / name
     hparams["output_folder"] = str(folder)
     hparams["train_logger"] = bl.JsonlLogger(folder / "metrics.jsonl")
     hparams["checkpointer"] = bl.Checkpointer(folder / "save")
     if not keep_checkpoints:  # it starts from scratch, and so do its curves
         (folder / "metrics.jsonl").unlink(missing_ok=True)
-    print(f"debug: a few batches only; the files of this run go to {folder}")
+    print(f"{name}: the files of this run go to {folder}")
 
 
 def collect_results(brain: DigitsBrain, folder: Path, seconds: float) -> dict[str, Any]:
@@ -198,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     hparams = bl.load_hyperpyyaml(param_file, overrides)
     options = bl.RunOptions.resolve(run_opts, hparams)
     if options.debug:
-        move_to_debug_folder(hparams, options.debug_persistently)
+        move_to_folder("debug", hparams, options.debug_persistently)
+    elif options.benchmark_max_step:
+        move_to_folder("benchmark", hparams)
     folder = Path(hparams["output_folder"])
     bl.create_experiment_directory(folder, hyperparams_to_save=param_file, overrides=overrides)
     torch.set_num_threads(hparams["num_threads"])

@@ -17,6 +17,9 @@ from brainlib.checkpoint import (
     mark_as_transfer,
     register_checkpoint_hooks,
 )
+from brainlib.checks.anomaly import AnomalyFound
+from brainlib.checks.find_lr import find_lr
+from brainlib.checks.inspector import Inspector
 from brainlib.checkup import doctor
 from brainlib.config import dump_hyperpyyaml, load_hyperpyyaml, parse_arguments
 from brainlib.config.experiment_directory import create_experiment_directory
@@ -42,6 +45,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "EMA",
+    "AnomalyFound",
     "Brain",
     "Checkpoint",
     "CheckpointError",
@@ -50,6 +54,7 @@ __all__ = [
     "EpochCounterWithStopper",
     "Extension",
     "FileTrainLogger",
+    "Inspector",
     "IntervalTrigger",
     "JsonlLogger",
     "LearningRate",
@@ -73,6 +78,7 @@ __all__ = [
     "create_experiment_directory",
     "doctor",
     "dump_hyperpyyaml",
+    "find_lr",
     "if_main_process",
     "load_average",
     "load_hyperpyyaml",

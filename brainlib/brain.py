@@ -23,6 +23,7 @@ from brainlib.arguments import check_arguments, check_fit_arguments, check_loade
 from brainlib.attempt import logging_for
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
 from brainlib.brain_state import MID_EPOCH_VALIDATION, NUM_SNAPSHOTS, BrainState
+from brainlib.checks.overfit import FirstBatches
 from brainlib.common.asked import asked
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
@@ -35,12 +36,12 @@ from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope
 from brainlib.found import attributes_of, found_in
+from brainlib.hanging import instruments
 from brainlib.hparams import HParams
 from brainlib.onlooker import present
 from brainlib.options import RunOptions
 from brainlib.precision import precision_of
 from brainlib.profiling.benchmark import loader_options_for
-from brainlib.profiling.profiler import instruments
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, preserved_generators
@@ -154,7 +155,7 @@ class Brain:
         self.checkpointer = checkpointer
         # What hangs on the loop
         self.loggers: list[Any] = list(loggers)
-        self._profiler = instruments(profiler, self._options.profile_options)
+        self._profiler = instruments(profiler, self._options)
         self._extensions = Extensions([*extensions, *self._own_extensions()])
         self._progress = Progress(self._options.progress_options)
         # What a fit leaves for the methods it calls
@@ -338,9 +339,14 @@ class Brain:
             present().fit_starts(self, epoch_counter, **sets)
             train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
+            if self._options.overfit_batches is not None and not scope.inner:
+                train = FirstBatches(train, self._options.overfit_batches)
+                valid = None if valid is None else train
             scope.sources = [train] if valid is None else [train, valid]
             self.on_fit_start()
             settle_in(self)
+            if self._options.sanity_valid_batches and valid is not None and not scope.inner:
+                self._try_validation(valid, self._options.sanity_valid_batches)
             for epoch in open_epochs(self, epoch_counter, scope, train):
                 self._fit_train(train, valid, epoch, progressbar)
                 if valid is not None:
@@ -522,6 +528,29 @@ class Brain:
         """One validation; modules and gradient mode come back as they were, also after an error. All ranks."""
         with self._as_it_was():
             return self._evaluate_stage(valid, Stage.VALID, epoch, progressbar, closing)
+
+    def _try_validation(self, source: BatchSource, num_batches: int) -> None:
+        """Some batches of a validation before the first epoch of a run: what fails there fails now. It leaves no trace
+        but what ``on_stage_start`` does. All ranks.
+        """
+        run = self._scope.run
+        if run.fit > 0 or run.epoch or run.step or self._fits_done:
+            return
+        with self._as_it_was(), preserved_generators(), preserved_buffers(self.modules):
+            self._scope.eval_step = 0
+            self.on_stage_start(Stage.VALID, 0)
+            self.modules.eval()
+            batches = islice(source.read(self._run_seed(), 0), num_batches)
+            with torch.no_grad(), self._extensions.evaluating(self, Stage.VALID):
+                for batch in self._signals.between(on_device(batches, self.device)):
+                    self._scope.eval_step += 1
+                    loss = self.evaluate_batch(batch, Stage.VALID)
+                    if not math.isfinite(float(loss)):
+                        logger.warning(
+                            "sanity validation: the loss of batch %d is %s", self.step, float(loss)
+                        )
+            logger.info("sanity validation: %d batches went through", self._scope.eval_step)
+        source.abandon()
 
     def _close_epoch(self, epoch: Any) -> None:
         """The epoch is over: count it, fire what is due, and commit it unless a hook has done so. All ranks."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from brainlib.checkpoint.options import CheckpointOptions
+from brainlib.checks.options import CheckOptions
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.logs import logger
 from brainlib.common.option_fields import Option, OptionGroup, option, options_of, same_name
@@ -30,7 +31,7 @@ from brainlib.update.options import UpdateOptions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CompileOptions", "LoopOptions", "OtherOptions", "ProfileOptions", "RunOptions"]
+__all__ = ["CompileOptions", "LoopOptions", "OtherOptions", "RunOptions"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +145,7 @@ class RunOptions:
     distributed_options: DistributedOptions = dataclasses.field(default_factory=DistributedOptions)
     compile_options: CompileOptions = dataclasses.field(default_factory=CompileOptions)
     profile_options: ProfileOptions = dataclasses.field(default_factory=ProfileOptions)
+    check_options: CheckOptions = dataclasses.field(default_factory=CheckOptions)
     other_options: OtherOptions = dataclasses.field(default_factory=OtherOptions)
     explicit: frozenset[str] = frozenset()
 

@@ -58,6 +58,12 @@ SPEECHBRAIN = {
 }
 OURS = {
     "profiler_options": None,
+    "check_shape": None,
+    "check_content": None,
+    "check_batches": 2,
+    "overfit_batches": None,
+    "sanity_valid_batches": 0,
+    "detect_anomaly": False,
     "benchmark_max_step": None,
     "benchmark_batch_size": None,
     "fused": False,

@@ -19,9 +19,7 @@ import torch
 from brainlib.common.files import make_folder, write_atomic
 from brainlib.common.logs import logger
 from brainlib.distributed.world import World
-from brainlib.profiling.benchmark import Benchmark
 from brainlib.profiling.instruments import Instruments
-from brainlib.profiling.options import ProfileOptions
 from brainlib.profiling.phases import ModuleTimes, Phases, Wrappers
 from brainlib.profiling.report import (
     Report,
@@ -38,7 +36,7 @@ from brainlib.update.loss_weight import num_items
 if TYPE_CHECKING:
     from brainlib.brain import Brain
 
-__all__ = ["Profiler", "add_profiler_step", "instruments"]
+__all__ = ["Profiler", "add_profiler_step"]
 
 
 class Profiler:
@@ -405,37 +403,6 @@ def _torch_profiler(options: ProfilerOptions) -> Any:
         with_flops=everything,
         acc_events=False,
     )
-
-
-def instruments(profiler: Any, options: ProfileOptions) -> Instruments | None:
-    """What hangs on a Brain that was given `profiler` and these options; None where that is nothing.
-
-    Raises:
-        ValueError: for what is no profiler, and two of ours.
-
-    >>> instruments(None, ProfileOptions()) is None
-    True
-    """
-    if isinstance(profiler, (str, Mapping, ProfilerOptions)):
-        profiler = Profiler(profiler)
-    missing = [name for name in ("start", "step", "stop") if not callable(getattr(profiler, name, None))]
-    if profiler is not None and missing:
-        raise ValueError(
-            f"profiler is {profiler!r}, which has no {' and no '.join(missing)}; give a brainlib.Profiler, the text of "
-            "its options, or a torch.profiler.profile"
-        )
-    wanted = options.profiler()
-    if wanted is not None and isinstance(profiler, Profiler):
-        raise ValueError(
-            "the Brain is given a profiler, and the run options ask for one (profiler_options or profile_training): "
-            "torch can run one at a time, give one of them"
-        )
-    given = [
-        *([] if profiler is None else [profiler]),
-        *([] if wanted is None else [Profiler(wanted)]),
-        *([] if options.benchmark_max_step is None else [Benchmark(options.benchmark_max_step)]),
-    ]
-    return Instruments(given) if given else None
 
 
 _of_loops: dict[ProfilerOptions, Profiler] = {}

@@ -153,7 +153,21 @@ def move_to_folder(name: str, hparams: dict[str, Any], keep_checkpoints: bool = 
     hparams["checkpointer"] = bl.Checkpointer(folder / "save")
     if not keep_checkpoints:  # it starts from scratch, and so do its curves
         (folder / "metrics.jsonl").unlink(missing_ok=True)
-    print(f"{name}: the files of this run go to {folder}")
+    print(f"{name}: a few batches only; the files of this run go to {folder}")
+
+
+def show_learning_rates(
+    hparams: dict[str, Any], run_opts: dict[str, Any], train: Split, folder: Path
+) -> None:
+    """The loss while the learning rate grows, as a picture, for a choice of `lr`; nothing else is trained."""
+    brain = DigitsBrain({"model": hparams["model"]}, hparams["optimizer"], hparams, run_opts)
+    curve = bl.find_lr(brain, train, hparams["train_loader"])
+    picture = curve.plot(folder / "learning_rates.png")
+    print(
+        f"try lr {curve.suggestion:.2g}" if curve.suggestion else "the loss falls at no rate",
+        picture,
+        sep="\n",
+    )
 
 
 def collect_results(brain: DigitsBrain, folder: Path, seconds: float) -> dict[str, Any]:
@@ -207,6 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
     splits = prepare_digits(hparams["dataset"], hparams["data_folder"])
     print(describe(splits))
+    if hparams["find_lr"]:
+        show_learning_rates(hparams, run_opts, splits["train"], folder)
+        return {}
     num_batches = math.ceil(len(splits["train"]) / hparams["train_loader"]["batch_size"])
     schedule = hparams["schedule"](num_total=num_batches * hparams["number_of_epochs"])
 

@@ -192,8 +192,8 @@ class _RangeTest:
 
 
 def _steepest(curve: LearningRateCurve) -> float | None:
-    """Where the smoothed loss falls fastest over the logarithm of the rate, before its lowest point; over a tenth of the
-    curve, so that the noise of single batches does not decide.
+    """Where the smoothed loss falls fastest over the logarithm of the rate, before its lowest point; over a tenth of
+    the curve, so that the noise of single batches does not decide.
     """
     smoothed = curve.smoothed
     width = max(len(smoothed) // 20, 1)

@@ -412,3 +412,32 @@ def test_the_seed_decides_everything(recipe: Callable[..., int], tmp_path: Path)
         runs[folder] = (rows_of(out), saved_weights(out))
     assert runs["a"][0] == runs["b"][0] and runs["a"][0] != runs["c"][0]
     assert all(torch.equal(runs["a"][1][name], runs["b"][1][name]) for name in runs["a"][1])
+
+
+def test_checks_profile_and_benchmark_are_flags(recipe: Callable[..., int], tmp_path: Path) -> None:
+    flags = [
+        "--check_content",
+        "all",
+        "--sanity_valid_batches",
+        "1",
+        "--overfit_batches",
+        "4",
+        "--detect_anomaly",
+    ]
+    profile = ["--profiler-options", "batch_range=[2, 4]; exit_on_finished=false"]
+    short = ["--number_of_epochs", "2", "--noprogressbar"]
+    assert recipe("mlp", tmp_path, *short, *flags, *profile) == 0, output(tmp_path)
+    assert "weight: grad" in (tmp_path / "checks.txt").read_text()
+    assert (tmp_path / "profile.rank0.cycle0.json").exists()
+    assert "sanity validation: 1 batches went through" in output(tmp_path)
+    before = contents(tmp_path)
+
+    assert recipe("mlp", tmp_path, *short, "--benchmark_max_step", "7", "--benchmark_batch_size", "16") == 0
+    line = next(each for each in output(tmp_path).splitlines() if each.startswith('{"benchmark"'))
+    assert (line.count('"updates": 7'), line.count('"batch_size": 16')) == (1, 1)
+    after = {name: data for name, data in contents(tmp_path).items() if not name.startswith("benchmark/")}
+    assert after == before
+
+    assert recipe("mlp", tmp_path / "rates", "--find_lr", "True") == 0
+    assert "try lr 0.0" in output(tmp_path / "rates")
+    assert pixels(tmp_path / "rates" / "learning_rates.png").size > 10_000

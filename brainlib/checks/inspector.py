@@ -130,7 +130,7 @@ class Inspector:
         >>> with Inspector(brain) as inspector:
         ...     brain.fit(range(1), [torch.ones(3, 2)] * 2)
         >>> inspector.findings[0]
-        "model.1 (ReLU): its output was 0 throughout: a dead layer"
+        'model.1 (ReLU): its output was 0 throughout: a dead layer'
     """
 
     def __init__(

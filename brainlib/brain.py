@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,7 @@ from brainlib.onlooker import present
 from brainlib.options import RunOptions
 from brainlib.precision import precision_of
 from brainlib.profiling.benchmark import loader_options_for
+from brainlib.profiling.ledger import Ledger
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, preserved_generators
@@ -149,6 +151,7 @@ class Brain:
         self._guard = self._make_guard()
         self._outer = self._new_scope()
         self._scope = self._outer  # of the innermost fit: a hook may call fit
+        self._ledger = Ledger()  # of the fit that runs, or of the last one
         self._signals = Signals(deaf=True)  # until something runs that listens
         self._seed: int | None = seed_of(hparams)
         self._state = BrainState(self)
@@ -362,8 +365,9 @@ class Brain:
         self.modules.train()  # before the hook: what the hook freezes stays frozen
         if not scope.inner and self._overridden("on_stage_start"):
             keep_point(self)
-        self.on_stage_start(Stage.TRAIN, epoch)
-        replay_resumed(self)
+        with self._ledger_on("hooks"):
+            self.on_stage_start(Stage.TRAIN, epoch)
+            replay_resumed(self)
         if run.step == 0:
             run.open_epoch()
             self._optimizers.drop_gradients()
@@ -377,7 +381,12 @@ class Brain:
         marks = self._custom_fit_batch and self.checkpointer is not None
         read_loss, keep_buffers, trained = run.loss.value, scope.buffers.keep, run.step
         has_limit = self._options.max_time is not None or self._profiler is not None
-        with self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar, self._watched():
+        waited, asked = 0.0, perf_counter()
+        with (
+            self._ledger_on("compute"),
+            self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar,
+            self._watched(),
+        ):
             try:
                 if run.unfired:  # stopped in a validation inside the epoch
                     scope.left = True  # and no resume point until the next batch is over
@@ -386,6 +395,7 @@ class Brain:
                 if signals.pending or has_limit:
                     see_to(self)
                 for batch in batches:
+                    waited += perf_counter() - asked
                     signals.waiting, scope.left = False, True
                     if signals.broken_off:
                         raise Interrupted
@@ -408,10 +418,14 @@ class Brain:
                     scope.left, signals.waiting = False, True
                     if signals.pending or has_limit:
                         see_to(self)
+                    asked = perf_counter()
             except BaseException:
                 signals.waiting = False
                 self._take_back(trained)
                 raise
+            finally:
+                if not scope.inner:
+                    self._ledger.move(waited, "compute", "data wait")
         scope.batch, scope.left, signals.waiting = None, True, False
         self._settle_verdict()
         if run.step == 0:
@@ -421,7 +435,7 @@ class Brain:
         scope.losses = {"train_loss": train_loss}
         if valid is not None and not scope.inner:
             keep_point(self)
-        with self._closing_epoch(epoch, valid is None):
+        with self._ledger_on("hooks"), self._closing_epoch(epoch, valid is None):
             self.on_stage_end(Stage.TRAIN, train_loss, epoch)
 
     def _take_back(self, trained: int) -> None:
@@ -526,7 +540,7 @@ class Brain:
         self, valid: BatchSource, epoch: Any, progressbar: bool | None, closing: bool = False
     ) -> float:
         """One validation; modules and gradient mode come back as they were, also after an error. All ranks."""
-        with self._as_it_was():
+        with self._ledger_on("validation"), self._as_it_was():
             return self._evaluate_stage(valid, Stage.VALID, epoch, progressbar, closing)
 
     def _try_validation(self, source: BatchSource, num_batches: int) -> None:
@@ -558,7 +572,8 @@ class Brain:
         if self._scope.inner:
             return
         if self._extensions:
-            self._extensions.fire(self)
+            with self._ledger_on("hooks"):
+                self._extensions.fire(self)
         if self.checkpointer is not None and not self._is_committed(self.checkpointer):
             meta = {**_plain_epoch(epoch), **self._scope.losses}
             self.checkpointer.save_automatically(meta, reason="epoch", on_error=self._options.on_save_error)
@@ -1083,6 +1098,10 @@ class Brain:
         if not self._options.ckpt_async:
             self.checkpointer.background = False
         self.checkpointer.attach(self._state)
+
+    def _ledger_on(self, name: str) -> AbstractContextManager[None]:
+        """The time inside is that of `name`; a fit in a hook is part of the hook."""
+        return _ALL_ALIKE if self._scope.inner else self._ledger.on(name)
 
     def _wait_for_checkpoints(self) -> None:
         """What was saved is on the disk; an error in writing it is raised."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from brainlib.data.transfer import on_device
 from brainlib.ending import at_point, end_early, put_back, see_to, take_back, to_end
 from brainlib.experiment import in_experiment
 from brainlib.fit_scope import FitScope, nothing
+from brainlib.profiling.ledger import Ledger
 from brainlib.seeding import draw_seed
 from brainlib.stage import Stage
 from brainlib.stopping.endings import Enough, Interrupted
@@ -69,7 +70,7 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
         brain._outer.left, brain._outer.held = True, None  # until its place is taken
         brain._outer.run.start_clock()
         try:
-            with _stoppable(brain), _profiling(brain):
+            with _in_ledger(brain), _stoppable(brain), _profiling(brain):
                 yield brain._outer
             brain._fits_done += 1
             warn_of_unread_keys(brain.hparams.unread())
@@ -86,6 +87,23 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
             brain._outer.validate_now = nothing
             brain._outer.sources.clear()
             brain._extensions.close(brain)
+
+
+@contextmanager
+def _in_ledger(brain: Brain) -> Iterator[None]:
+    """Inside, the wall time of the fit is shared out, and told in the end."""
+    brain._ledger = Ledger()
+    before, checkpointer = brain._outer.run.optimizer_step, brain.checkpointer
+    if checkpointer is not None:
+        checkpointer.timed = lambda: brain._ledger.on("checkpoint")
+    try:
+        yield
+    finally:
+        if checkpointer is not None:
+            checkpointer.timed = nullcontext
+        brain._ledger.close()
+        run = brain._outer.run
+        brain._ledger.tell(max(run.optimizer_step - before, 0), run.elapsed())
 
 
 @contextmanager
@@ -187,6 +205,8 @@ def open_epochs(
         if epoch is _NO_EPOCH:
             break
         started, any_open = False, True
+        if not scope.inner:
+            brain._ledger.running()
         yield epoch
     if not any_open:
         say_finished(epoch_counter, run, brain._limit_reached(run))

@@ -23,7 +23,9 @@ from brainlib.checks.inspector import Inspector
 from brainlib.checkup import doctor
 from brainlib.config import dump_hyperpyyaml, load_hyperpyyaml, parse_arguments
 from brainlib.config.experiment_directory import create_experiment_directory
-from brainlib.distributed.world import if_main_process, run_on_main
+from brainlib.distributed.group import ddp_init_group, gather, run_on_main
+from brainlib.distributed.launch import spawn
+from brainlib.distributed.world import if_main_process
 from brainlib.ema import EMA, load_average
 from brainlib.epoch_counter import EpochCounter, EpochCounterWithStopper
 from brainlib.experiment import write_results
@@ -76,9 +78,11 @@ __all__ = [
     "add_profiler_step",
     "average_checkpoints",
     "create_experiment_directory",
+    "ddp_init_group",
     "doctor",
     "dump_hyperpyyaml",
     "find_lr",
+    "gather",
     "if_main_process",
     "load_average",
     "load_hyperpyyaml",
@@ -92,6 +96,7 @@ __all__ = [
     "register_checkpoint_hooks",
     "run_on_main",
     "seed_everything",
+    "spawn",
     "update_learning_rate",
     "write_results",
 ]

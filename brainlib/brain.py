@@ -31,6 +31,7 @@ from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
 from brainlib.data.sources import BatchSource, check_set, is_ready, source_of
 from brainlib.data.transfer import on_device
+from brainlib.distributed.group import join
 from brainlib.distributed.world import World
 from brainlib.ending import keep_point, see_to
 from brainlib.experiment import current_experiment, in_experiment
@@ -135,6 +136,7 @@ class Brain:
         self._world = World.from_environment()
         self._options = RunOptions.resolve(run_opts, hparams)
         self.device = self._options.find_device(self._world.local_rank)
+        join(self._world, self.device, self._options.distributed_options)
         precision = precision_of(self._options.precision, self.device)
         self.training_ctx, self.scaler = precision.context(), precision.scaler()
         self.evaluation_ctx = precision_of(self._options.eval_precision, self.device).context()

@@ -51,6 +51,11 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
     """The scope of this fit. An outer fit has a number, and keeps it until it is finished; one inside a hook has
     counters of its own and leaves those of the outer one alone.
     """
+    if brain._world.size > 1:
+        raise RuntimeError(
+            f"there are {brain._world.size} processes, and this version of brainlib trains in one: start the script "
+            "without a launcher, or with -n 1"
+        )
     # A hook of a validation may call fit, inside no_grad.
     with (
         in_experiment(brain._experiment),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkup.report import CheckupError
-from brainlib.cli import checkpoints, doctor
+from brainlib.cli import checkpoints, doctor, launch
 from brainlib.common.logs import logger
 
 __all__ = ["DAMAGED", "UNABLE", "main"]
@@ -36,11 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="brainlib",
-        description="Look after training runs: what they have written, and whether they hold what is promised.",
+        description="Look after training runs: start them in several processes, read what they have written, and see "
+        "whether they hold what is promised.",
     )
     rooms = parser.add_subparsers(metavar="COMMAND", required=True)
     checkpoints.add_to(rooms)
     doctor.add_to(rooms)
+    launch.add_to(rooms)
     given = parser.parse_args(argv)
     try:
         with _quiet():
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DamagedCheckpointError as error:
         print(f"brainlib: {error}", file=sys.stderr)
         return DAMAGED
-    except (CheckpointError, CheckupError, OSError) as error:
+    except (CheckpointError, CheckupError, OSError, ValueError) as error:
         print(f"brainlib: {error}", file=sys.stderr)
         return UNABLE
 

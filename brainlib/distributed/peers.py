@@ -1,0 +1,194 @@
+"""The other processes of a run: whether they live, and what they said before they ended.
+
+A rank that fails leaves a note with its error. The others, whose next exchange with it fails, find the note, or find
+that its process is gone, and end with one line that names it; the traceback of the rank that failed first is then the
+last that anybody prints.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brainlib.common.logs import logger
+from brainlib.distributed.world import World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["PeerLost", "Peers"]
+
+_SECONDS_FOR_A_NOTE = 1.0  # a rank that fails leaves its note within that, or is gone
+
+
+class PeerLost(SystemExit):
+    """Ends a process that cannot go on because another one is gone. It has a status and one line, and no traceback.
+
+    >>> PeerLost("rank 1 is gone").code, str(PeerLost("rank 1 is gone"))
+    (1, 'rank 1 is gone')
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(1)
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Peers:
+    """Who takes part, as far as this process can tell.
+
+    Args:
+        world: who it is itself.
+        store: where notes are left.
+    """
+
+    def __init__(self, world: World, store: Store) -> None:
+        self._world, self._store = world, store
+        self._machine = f"{socket.gethostname()} {_boot()}"
+        self._told = False  # whether this process has left a note, or said what it ends of
+        self.any_failed = False
+        store.set(f"who/{world.rank}", f"{self._machine}\n{os.getpid()}\n{_began(os.getpid())}")
+
+    def fail(self, error: BaseException) -> None:
+        """This process ends with `error`: leave a note, unless the error only follows from somebody else's end."""
+        if self._told or isinstance(error, PeerLost):
+            return
+        self._told = self.any_failed = True
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        try:
+            self._store.compare_set("failed", "", f"{self._world.rank}\n{text}")
+        except RuntimeError:
+            logger.debug("there is nobody left to be told")
+
+    def lost(self) -> str | None:
+        """Which rank has failed or is gone, and how; None: as far as one can see all are well."""
+        try:
+            if self._store.check(["failed"]):
+                first, _, text = self._store.get("failed").decode(errors="replace").partition("\n")
+                return None if int(first) == self._world.rank else f"rank {first} failed: {text}"
+            for rank in range(self._world.size):
+                if rank != self._world.rank and self._store.check([f"who/{rank}"]):
+                    machine, pid, began = self._store.get(f"who/{rank}").decode().split("\n")
+                    if self._store.check([f"end/{rank}"]):
+                        continue  # it has come to its end, which is no failure
+                    if machine == self._machine and _began(int(pid)) != began:
+                        return f"rank {rank} (process {pid}) is gone without a word: it was killed, or ended itself"
+        except RuntimeError as error:
+            return f"the connection to the other processes is gone ({_first_line(error)})"
+        return None
+
+    def raise_if_lost(self, cause: BaseException | None) -> None:
+        """End this process if another one is gone.
+
+        Raises:
+            PeerLost: so it is.
+        """
+        why = self.lost()
+        if why is not None:
+            self._end(why, cause)
+
+    def _end(self, why: str, cause: BaseException | None) -> None:
+        self.any_failed = True
+        self.say(why)
+        raise PeerLost(why) from cause
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """An exchange with the others happens inside; where it fails because one of them is gone, that is the error.
+
+        Raises:
+            PeerLost: as `raise_if_lost`.
+        """
+        try:
+            yield
+        except RuntimeError as error:  # what torch raises where a connection breaks or a time is over
+            self.explain(error)
+            raise
+
+    def explain(self, error: BaseException) -> None:
+        """After an error that may come from an exchange: look, for a moment, whether another rank is gone.
+
+        Raises:
+            PeerLost: so it is.
+        """
+        if not is_of_an_exchange(error):
+            return
+        end = time.monotonic() + _SECONDS_FOR_A_NOTE
+        while True:
+            self.raise_if_lost(error)
+            if time.monotonic() >= end:
+                self._end(f"the exchange with the other ranks has failed: {_first_line(error)}", error)
+            time.sleep(0.05)
+
+    def explains(self, error: BaseException) -> bool:
+        """Leave a note of an error that nobody has caught; or say in one line that another rank's end is the reason.
+
+        Returns:
+            Whether that line was all there is to say.
+        """
+        if isinstance(error, RuntimeError):
+            try:
+                self.explain(error)
+            except PeerLost:
+                return True
+        self.fail(error)
+        return False
+
+    def say(self, why: str) -> None:
+        """The one line."""
+        if not self._told:
+            self._told = True
+            logger.error("this process ends because %s", why)
+
+
+def is_of_an_exchange(error: BaseException) -> bool:
+    """Whether an error is one with which an exchange between processes fails.
+
+    >>> is_of_an_exchange(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"))
+    True
+    >>> is_of_an_exchange(RuntimeError("shape mismatch")), is_of_an_exchange(ValueError("gloo"))
+    (False, False)
+    """
+    if not isinstance(error, RuntimeError):
+        return False
+    from torch.distributed import DistError
+
+    text = str(error)
+    marks = (
+        "gloo",
+        "NCCL",
+        "ProcessGroup",
+        "onnection closed by peer",
+        "onnection reset by peer",
+        "roken pipe",
+    )
+    return isinstance(error, DistError) or any(mark in text for mark in marks)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _began(pid: int) -> str:
+    """When a process began, which tells it from a later one of the same number; empty for one that is over."""
+    try:
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -29,11 +29,13 @@ from brainlib.common.asked import asked
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
+from brainlib.data.share import Share, in_order
 from brainlib.data.sources import BatchSource, check_set, is_ready, source_of
 from brainlib.data.transfer import on_device
-from brainlib.distributed.group import join
+from brainlib.distributed.ddp import Ranks
+from brainlib.distributed.group import from_main, gather, join
 from brainlib.distributed.world import World
-from brainlib.ending import keep_point, see_to
+from brainlib.ending import agreed_to_stop, keep_point, listen, may_be_left, see_to
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope
@@ -52,7 +54,7 @@ from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
 from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in
 from brainlib.stopping.endings import Interrupted
-from brainlib.stopping.signals import Signals, of_this_thread
+from brainlib.stopping.signals import Signals
 from brainlib.triggers import Trigger
 from brainlib.update.fused import make_fused
 from brainlib.update.gradients import Gradients
@@ -137,6 +139,7 @@ class Brain:
         self._options = RunOptions.resolve(run_opts, hparams)
         self.device = self._options.find_device(self._world.local_rank)
         join(self._world, self.device, self._options.distributed_options)
+        self._ranks = Ranks(self._world, self._options.distributed_options)
         precision = precision_of(self._options.precision, self.device)
         self.training_ctx, self.scaler = precision.context(), precision.scaler()
         self.evaluation_ctx = precision_of(self._options.eval_precision, self.device).context()
@@ -189,6 +192,7 @@ class Brain:
             "_optimizers",
             "_extensions",
             "_world",
+            "_ranks",
         )
         self._collaborators = {name: self.__dict__[name] for name in names}
         self._own_names = frozenset(self.__dict__).difference(users_own) | {"_own_names"}
@@ -381,7 +385,7 @@ class Brain:
         if valid is not None:
             scope.validate_now = lambda: self._fit_valid(valid, epoch, progressbar)
         marks = self._custom_fit_batch and self.checkpointer is not None
-        read_loss, keep_buffers, trained = run.loss.value, scope.buffers.keep, run.step
+        read_loss, keep_buffers, trained = run.loss.value, scope.keep_buffers, run.step
         has_limit = self._options.max_time is not None or self._profiler is not None
         waited, asked = 0.0, perf_counter()
         with (
@@ -465,15 +469,23 @@ class Brain:
         self.on_fit_batch_start(batch, should_step)
         with self.no_sync(not should_step):
             with self.training_ctx:
-                outputs = self.compute_forward(batch, Stage.TRAIN)
-                loss = self.compute_objectives(outputs, batch, Stage.TRAIN)
+                if self._ranks.step is None:
+                    outputs, carried = self.compute_forward(batch, Stage.TRAIN), None
+                    loss = self.compute_objectives(outputs, batch, Stage.TRAIN)
+                else:  # several ranks: the same two calls, inside what DDP wraps
+                    outputs, loss, carried = self._ranks.forward(batch)
             weight = self._weight(batch, Stage.TRAIN)
             try:
                 # Weights divide out where a window is one micro-batch of one process.
-                summed = loss * weight if self._weighted else loss
-                self._scaled(summed).backward()  # type: ignore[no-untyped-call]
-            except (RuntimeError, AttributeError, TypeError):
+                total = self._scaled(loss * weight if self._weighted else loss)
+                if (
+                    carried is not None and should_step
+                ):  # what the ranks have to agree on rides with the gradients
+                    total = self._ranks.carry(total, carried, loss, weight, run)
+                total.backward()  # type: ignore[no-untyped-call]
+            except (RuntimeError, AttributeError, TypeError) as error:
                 # Raises where it can say more than torch did.
+                self._ranks.explain(error)
                 check_loss(loss, f"compute_objectives of {type(self).__name__}")
                 raise
         detached = loss.detach()
@@ -500,7 +512,9 @@ class Brain:
 
         if self._guard.late:
             self._settle_verdict()
-        scale = 1.0 / run.weight if self._weighted and run.recorded else 1.0
+        if self._world.size > 1:
+            self._ranks.agree(run)
+        scale = self._world.size / run.weight if self._weighted and run.recorded else 1.0
         self._scope.watch.trusted = True  # these steps are judged here
         try:
             self._guard.make_update(
@@ -582,8 +596,11 @@ class Brain:
         self._scope.held = None
 
     def _is_committed(self, checkpointer: Checkpointer) -> bool:
-        """Whether the newest checkpoint of this process stands for where the run stands now."""
-        return checkpointer.written is not None and checkpointer.written.counters == self._state.counters()
+        """Whether the newest checkpoint of this run's main process stands for where it stands now. All ranks."""
+        counters = self._state.counters()
+        return from_main(
+            lambda: checkpointer.written is not None and checkpointer.written.counters == counters
+        )
 
     # ------------------------------------------------------------------------------------------------------------
     # The book: evaluation
@@ -626,7 +643,10 @@ class Brain:
         self, source: BatchSource, stage: Stage, epoch: Any, progressbar: bool | None, closing: bool = False
     ) -> float:
         """Every batch of a stage once, without gradients. All ranks."""
-        mean, total, limit = RunningMean(), source.num_batches, self._batch_limit(stage)
+        mean, several = RunningMean(), self._world.size > 1
+        share, total = self._share_of_stage(source, stage)
+        losses: list[tuple[float | Tensor, float]] = []  # of this rank
+        self._ranks.share_buffers(self.modules)
         if source.num_workers:
             self._signals.shield_update()
         by_items = self._options.loss_average == "items"
@@ -635,21 +655,26 @@ class Brain:
         self.on_stage_start(stage, epoch)
         self.modules.eval()
         with torch.no_grad():
-            if limit is not None:
-                total = min(limit, total if total is not None else limit)
-            batches = islice(source.read(self._run_seed(), 0), limit)
+            batches = islice(source.read(self._run_seed(), 0, 0, share), total)
             with (
                 self._progress.bar(stage.name.lower(), total, 0, self._shows(progressbar)) as bar,
                 self._extensions.evaluating(self, stage),
             ):
                 for batch in self._signals.between(on_device(batches, self.device)):
+                    if several and self._signals.number and may_be_left(self):
+                        break
                     self._scope.eval_step += 1
                     loss = self.evaluate_batch(batch, stage)
                     if not isinstance(loss, (float, int)):
                         check_loss(loss, f"{giver} of {type(self).__name__}", needs_graph=False)
-                    mean.add(loss, self._weight(batch, stage) if by_items else 1.0)
+                    weight = self._weight(batch, stage) if by_items else 1.0
+                    mean.add(loss, weight)
+                    if several:
+                        losses.append((loss, weight))
                     bar.advance(mean.value)
-            if self._scope.eval_step == 0:
+            if several:
+                mean = self._mean_of_all(losses)
+            if not mean.weight:
                 raise ValueError(source.empty_message(self._scope.run.epoch))
             self._scope.eval_step = 0
             if closing:
@@ -657,6 +682,22 @@ class Brain:
             with self._closing_epoch(epoch, closing):
                 self.on_stage_end(stage, mean.value(), epoch)
         return mean.value()
+
+    def _share_of_stage(self, source: BatchSource, stage: Stage) -> tuple[Share, int | None]:
+        """Whole batches of the order of one process are dealt out; which are this rank's, and how many, if known."""
+        share = Share(self._world.rank, self._world.size, fill=False)
+        limits = [each for each in (source.num_batches, self._batch_limit(stage)) if each is not None]
+        return share, share.rounds(min(limits)) if limits else None
+
+    def _mean_of_all(self, losses: Sequence[tuple[float | Tensor, float]]) -> RunningMean:
+        """The mean over the batches of all ranks, added in the order of one process: the same bits. All ranks."""
+        mean = RunningMean()
+        parts = self._ranks.meet([(float(loss), weight) for loss, weight in losses])
+        if self._ranks.agreed.asked:
+            self._signals.see_to()
+        for loss, weight in in_order(parts):
+            mean.add(loss, weight)
+        return mean
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """Forward and loss of one batch; returns the loss, detached, on the device. Override it freely."""
@@ -692,11 +733,13 @@ class Brain:
                 self._progress.bar("test", source.num_batches, 0, self._shows(progressbar)) as bar,
             ):
                 predictions = []
-                for batch in self._signals.between(on_device(source.read(self._run_seed(), 0), self.device)):
+                share, _ = self._share_of_stage(source, Stage.TEST)
+                batches = source.read(self._run_seed(), 0, 0, share)
+                for batch in self._signals.between(on_device(batches, self.device)):
                     with self.evaluation_ctx:
                         predictions.append(self.compute_forward(batch, Stage.TEST))
                     bar.advance(lambda: 0.0)
-            return predictions
+            return in_order(gather(predictions))
 
     # ------------------------------------------------------------------------------------------------------------
     # Machinery that may be overridden
@@ -753,14 +796,19 @@ class Brain:
             optimizer.zero_grad(set_to_none)
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
-        """A context in which gradients are not exchanged between processes; nothing to do with one process."""
-        return _ALL_ALIKE
+        """A context in which gradients are summed and not exchanged between processes; with one, nothing to do.
+
+        Forward and backward both stand inside.
+        """
+        return self._ranks.no_sync() if use and self._world.size > 1 else _ALL_ALIKE
 
     def check_loss_isfinite(self, loss: Tensor) -> None:
         """For a ``fit_batch`` of your own: count a loss that is not finite, and raise when patience is exhausted.
 
         Nothing has to call it: an update with a non-finite gradient or loss is skipped and counted in any case.
         """
+        if self._world.size > 1:
+            return  # the window is judged for all ranks at once
         if not bool(torch.isfinite(loss.detach()).all()):
             self._scope.run.skip_window(closes=False)
             self._check_patience()
@@ -852,7 +900,12 @@ class Brain:
 
     def _new_scope(self, inner: bool = False) -> FitScope:
         late = self._guard.late
-        run = RunState(by_items=self._options.loss_average == "items", on_device=late)
+        by_items, ranks = self._options.loss_average == "items", self._ranks
+        run = (
+            RunState(by_items, late)
+            if self._world.size == 1
+            else RunState(by_items, late, lambda: ranks.agreed.seconds, self._world.size)
+        )
         return FitScope(run, OptimizerWatch(on_device=late), inner)
 
     def _run_seed(self) -> int:
@@ -883,9 +936,15 @@ class Brain:
         Returns whether an update was made or refused, or the window closes: whether there is something to follow up.
         """
         run, watch = self._scope.run, self._scope.watch
+        several = self._world.size > 1
         if not run.recorded:
-            run.record(self._returned_loss(loss), self._weight(batch, Stage.TRAIN))
+            told, weight = self._returned_loss(loss), self._weight(batch, Stage.TRAIN)
+            if several and run.verdict is not None:
+                told, weight = self._ranks.share_loss(float(told), weight)
+            run.record(told, weight)
         if run.verdict is None:
+            if several and (closes or watch.stepped or watch.refused):
+                self._ranks.agree(run)
             counted_by_user = run.optimizer_step != self._scope.updates_before
             stepped = watch.stepped and not counted_by_user
             nothing_made = not watch.stepped and (watch.refused or (closes and not run.finite_pending()))
@@ -905,6 +964,7 @@ class Brain:
             self._scope.buffers.put_back()
         self._scope.updates_before = run.optimizer_step
         watch.clear()
+        self._ranks.next_window()
         if run.nonfinite_in_a_row:
             self._check_patience()
         return True
@@ -934,6 +994,8 @@ class Brain:
                 f"many items the loss "
                 "is a mean over. Drop batches without items before they come here."
             )
+        if stage is Stage.TRAIN and self._scope.share.filled_at == self._scope.run.step:
+            return 0.0  # this rank has no batch of its own in the last round, and only takes part
         return weight
 
     def _scaled(self, loss: Tensor) -> Tensor:
@@ -1017,7 +1079,13 @@ class Brain:
                 make_fused(optimizer, name)
 
     def _wrap_distributed(self) -> None:
-        """Where DDP will wrap the step; with one process there is nothing to wrap."""
+        """All ranks begin with the main one's weights. The step is wrapped when an epoch starts, see `Ranks.wrap`."""
+        self._ranks.share_weights(self.modules)
+
+    def _compute(self, batch: Any) -> tuple[Any, Tensor]:
+        """What DDP wraps."""
+        outputs = self.compute_forward(batch, Stage.TRAIN)
+        return outputs, self.compute_objectives(outputs, batch, Stage.TRAIN)
 
     @contextmanager
     def _closing_epoch(self, epoch: Any, closing: bool) -> Iterator[None]:
@@ -1069,10 +1137,10 @@ class Brain:
         )
         weights_only = nullcontext() if self.checkpointer is None else self.checkpointer.weights_only()
         self._checkpoint_choice = checkpoint
-        self._signals = of_this_thread()
+        listen(self)
         try:
             with (
-                self._signals.heard(self._options.stop_grace_seconds),
+                self._signals.heard(self._options.stop_grace_seconds, lambda: agreed_to_stop(self)),
                 in_experiment(self._experiment),
                 logging_for(self._state),
                 self._as_it_was(),
@@ -1099,7 +1167,9 @@ class Brain:
             )
         if not self._options.ckpt_async:
             self.checkpointer.background = False
-        self.checkpointer.attach(self._state)
+        checkpointer = self.checkpointer
+        checkpointer.attach(self._state, world=self._world)
+        self._ranks.busy = lambda: checkpointer.busy
 
     def _ledger_on(self, name: str) -> AbstractContextManager[None]:
         """The time inside is that of `name`; a fit in a hook is part of the hook."""
@@ -1119,7 +1189,7 @@ class Brain:
         )  # all are asked: each remembers where it looked
         if not due and not self._scope.put_off:
             return
-        self._scope.put_off = checkpointer.busy
+        self._scope.put_off = checkpointer.busy if self._world.size == 1 else self._ranks.agreed.busy
         if not self._scope.put_off:
             checkpointer.save_automatically(
                 end_of_epoch=False, reason="timed", on_error=self._options.on_save_error

@@ -21,7 +21,7 @@ from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.found import attributes_of, found_in, has_state, own_generators
 from brainlib.origin import Origin
-from brainlib.seeding import generator_states, set_generator_states
+from brainlib.seeding import derive, derived_states, generator_states, set_generator_states
 
 if TYPE_CHECKING:
     from brainlib.brain import Brain
@@ -47,6 +47,7 @@ class BrainState:
         self._attempt: Attempt | None = None
         self.reopens = False  # whether the open epoch's on_stage_start is run once more
         self.loaded = False
+        self.parts: list[Any] = []  # during a save, on the main rank: what each rank alone knows
         self.window_buffers: dict[str, Tensor] = {}  # of the window that was open in what was loaded last
 
     # ---- where the run stands
@@ -213,6 +214,7 @@ class BrainState:
         counters = run.state_dict(closed)
         if not closed and self._has_untrained_batch():
             counters["step"] -= 1
+            counters["cursor"] -= run.num_ranks
             counters["micro"] -= 1
         if not closed:
             counters["optimizer_step"] += self._has_uncounted_step()
@@ -230,7 +232,55 @@ class BrainState:
             "extra": brain.get_extra_state(),
             "generators": generator_states(),
             "own_generators": {name: _generator_state(g) for name, g in self._own_generators().items()},
+            "ranks": self.parts,
         }
+
+    # ---- what each rank alone knows
+
+    def part(self) -> dict[str, Any]:
+        """Generators, and what the open window has summed up here; the rest is the same on all ranks."""
+        brain, run = self._brain, self._brain._outer.run
+        open_window = bool(run.micro) and not brain._outer.closing
+        return {
+            "generators": generator_states(),
+            "own_generators": {name: _generator_state(g) for name, g in self._own_generators().items()},
+            "pending": [[float(loss), weight] for loss, weight in run.pending] if open_window else [],
+            "weight": run.weight if open_window else 0.0,
+            "gradients": pending_gradients(brain) if open_window and not brain._world.is_main else {},
+            "buffers": dict(brain.modules.named_buffers())
+            if open_window and not brain._world.is_main
+            else {},
+        }
+
+    def _load_part(self, state: dict[str, Any]) -> None:
+        """Of a rank other than the main one, and of a run that goes on with another number of ranks."""
+        brain, run, parts = self._brain, self._brain._outer.run, state["ranks"]
+        size, before = brain._world.size, max(len(parts), 1)
+        if size != before and run.micro:
+            raise ValueError(
+                f"this checkpoint was made inside an update by {before} ranks, and there are {size}: the gradients of "
+                "an open update belong to its ranks. Go on with as many, or from a checkpoint at the end of an update "
+                "(the trainer's own are made there)"
+            )
+        if brain._world.is_main:
+            return
+        if brain._world.rank >= len(parts):
+            point = [state["run"][name] for name in ("fit", "epoch", "cursor")]
+            self._generators = derived_states(derive(state["seed"], "rank", brain._world.rank, *point))
+            return
+        part = parts[brain._world.rank]
+        self._generators = part["generators"]
+        for name, generator in self._own_generators().items():
+            if name in part["own_generators"]:
+                _set_generator(generator, part["own_generators"][name])
+        if run.micro:
+            run.pending = [(loss, weight) for loss, weight in part["pending"]]
+            run.weight = part["weight"]
+            put_gradients(brain, part["gradients"])
+            with torch.no_grad():
+                for name, buffer in brain.modules.named_buffers():
+                    if name in part["buffers"]:
+                        buffer.copy_(part["buffers"][name])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put it back; unknown versions and keys are refused before anything moves."""
@@ -262,6 +312,8 @@ class BrainState:
         for name, generator in self._own_generators().items():
             if name in state["own_generators"]:
                 _set_generator(generator, state["own_generators"][name])
+        if brain._world.size > 1 or state["ranks"]:
+            self._load_part(state)
         self.loaded = True
 
     def restore_generators(self) -> None:

@@ -15,12 +15,25 @@ from brainlib.checkpoint.errors import CheckpointError
 from brainlib.checkpoint.manifest import AUTOMATIC
 from brainlib.common.durations import as_clock
 from brainlib.common.logs import logger
+from brainlib.distributed.group import from_main
 from brainlib.stopping.endings import Enough, Interrupted, TimeIsUp
+from brainlib.stopping.signals import of_this_thread
 
 if TYPE_CHECKING:
     from brainlib.brain import Brain
 
-__all__ = ["at_point", "end_early", "keep_point", "put_back", "see_to", "take_back", "to_end"]
+__all__ = [
+    "agreed_to_stop",
+    "at_point",
+    "end_early",
+    "keep_point",
+    "listen",
+    "may_be_left",
+    "put_back",
+    "see_to",
+    "take_back",
+    "to_end",
+]
 
 
 def keep_point(brain: Brain) -> None:
@@ -41,9 +54,25 @@ def keep_point(brain: Brain) -> None:
         brain._say_once("held", f"until the next resume point no signal will end this run early: {error}")
 
 
+def listen(brain: Brain) -> None:
+    """Signals are about to be heard. Those of one rank are the business of all, once they have agreed."""
+    brain._signals = signals = of_this_thread()
+    brain._ranks.listen(lambda: signals.number, signals.ask)
+
+
+def may_be_left(brain: Brain) -> bool:
+    """Whether this rank could end where it is: at a resume point, or where it can be put back to one, or in no fit."""
+    return not brain._fitting or not brain._outer.left or brain._outer.held is not None
+
+
+def agreed_to_stop(brain: Brain) -> bool:
+    """Whether a request to stop is known to all ranks; one process need not ask."""
+    return brain._world.size == 1 or brain._ranks.agreed.asked > 0
+
+
 def at_point(brain: Brain) -> bool:
-    """Whether the run is at a resume point, or can be put back to the one that it has left."""
-    return not brain._outer.left or brain._outer.held is not None
+    """Whether the run is at a resume point, or can be put back to the one that it has left, and all ranks know."""
+    return (not brain._outer.left or brain._outer.held is not None) and agreed_to_stop(brain)
 
 
 def see_to(brain: Brain) -> None:
@@ -112,7 +141,7 @@ def end_early(brain: Brain, interrupted: Interrupted) -> None:
 
 
 def _commit(brain: Brain, reason: str) -> Checkpoint | None:
-    """The checkpoint of where the run stands, complete on the disk; written if it is not there. Main only."""
+    """The checkpoint of where the run stands, complete on the disk; written if it is not there. All ranks."""
     checkpointer = brain.checkpointer
     if checkpointer is None:
         return None
@@ -123,16 +152,20 @@ def _commit(brain: Brain, reason: str) -> Checkpoint | None:
     if brain._pending is not None or brain._outer.resumed is not None:
         # The run is on its way to where its checkpoint stands: not all that it held has been made and loaded yet.
         return checkpointer.loaded
-    newest = checkpointer.written or checkpointer.loaded
-    # Inside an epoch one of the user's own was made inside the batch, before what is due after it.
-    if (
-        newest is not None
-        and newest.counters == brain._state.counters()
-        and (brain._outer.run.step == 0 or newest.reason in AUTOMATIC)
-    ):
+    counters = brain._state.counters()
+
+    def there() -> Checkpoint | None:
+        newest = checkpointer.written or checkpointer.loaded
+        stands_here = newest is not None and newest.counters == counters
+        # Inside an epoch one of the user's own was made inside the batch, before what is due after it.
+        at_the_end = newest is not None and (brain._outer.run.step == 0 or newest.reason in AUTOMATIC)
+        return newest if stands_here and at_the_end else None
+
+    newest = from_main(there)
+    if newest is not None:
         return newest
     saved = checkpointer.save_automatically(
         end_of_epoch=False, reason=reason, on_error=brain._options.on_save_error
     )
     checkpointer.wait()
-    return checkpointer.written if saved is not None else None
+    return from_main(lambda: checkpointer.written if saved is not None else None)

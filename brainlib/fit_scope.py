@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from brainlib.data.share import Share
 from brainlib.run_state import RunState
 from brainlib.update.buffers import Buffers
 from brainlib.update.watch import OptimizerWatch
@@ -27,6 +28,10 @@ def nothing() -> float:
     0.0
     """
     return 0.0
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _never() -> bool:
@@ -67,3 +72,5 @@ class FitScope:
     left: bool = False  # whether the run has left its last resume point
     held: Held | None = None  # that point, while code runs that may be interrupted and is run again
     sources: list[BatchSource] = field(default_factory=list)  # what it reads
+    share: Share = field(default_factory=Share)  # what this rank gets of the open epoch
+    keep_buffers: Callable[[], None] = _do_nothing  # a window begins

@@ -127,6 +127,7 @@ _COUNTERS = (
     "epoch",
     "epoch_start",
     "step",
+    "cursor",
     "micro",
     "weight",
     "optimizer_step",
@@ -154,7 +155,8 @@ class RunState:
         fit: number of the current fit of the script, from 0; -1 before the first.
         epoch: epochs *closed* in this fit.
         epoch_start: what the epoch counter stood at when this fit began.
-        step: batches trained on in the open epoch.
+        step: batches trained on in the open epoch, by each rank.
+        cursor: the same in the order of one process, that is by all ranks: where the data stands.
         micro: micro-batches in the open window.
         weight: sum of their weights.
         optimizer_step: windows in which some optimizer stepped, over the whole run.
@@ -180,14 +182,20 @@ class RunState:
         "by_items",
         "late",
         "loss",
+        "num_ranks",
         "pending",
         "recorded",
         "verdict",
     )
 
     def __init__(
-        self, by_items: bool = True, on_device: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        by_items: bool = True,
+        on_device: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        num_ranks: int = 1,
     ) -> None:
+        self.num_ranks = num_ranks
         self.by_items = by_items  # whether `loss` averages over items, or over batches
         self._clock = clock
         self._started: float | None = None  # None while no fit runs
@@ -195,6 +203,7 @@ class RunState:
         self.epoch = 0
         self.epoch_start = 0
         self.step = 0
+        self.cursor = 0
         self.micro = 0
         self.weight = 0.0
         self.optimizer_step = 0
@@ -213,7 +222,7 @@ class RunState:
 
     def begin_fit(self, number: int, epoch_start: int) -> None:
         """Fit `number` starts from its first epoch."""
-        self.fit, self.epoch, self.epoch_start, self.step = number, 0, epoch_start, 0
+        self.fit, self.epoch, self.epoch_start, self.step, self.cursor = number, 0, epoch_start, 0, 0
         self.nonfinite_in_a_row = 0
         self.open_epoch()
 
@@ -226,6 +235,7 @@ class RunState:
     def begin_batch(self) -> None:
         """The next micro-batch is handed out."""
         self.step += 1
+        self.cursor += self.num_ranks
         self.micro += 1
         self.recorded = False
         self.verdict = None
@@ -241,7 +251,9 @@ class RunState:
         With `whole_window` the batches before it in the window, too: their gradients cannot be told from
         half of its own.
         """
-        self.step -= self.micro if whole_window else 1
+        returned = self.micro if whole_window else 1
+        self.step -= returned
+        self.cursor -= returned * self.num_ranks
         self.micro = 0 if whole_window else max(self.micro - 1, 0)
         self.recorded = True  # nothing is in hand
         if self.micro == 0:
@@ -327,7 +339,7 @@ class RunState:
     def close_epoch(self) -> None:
         """Training, validation and hooks of the open epoch are over."""
         self.epoch += 1
-        self.step = 0
+        self.step = self.cursor = 0
         self.open_epoch()
 
     def _empty_window(self, closes: bool = True) -> None:
@@ -337,6 +349,11 @@ class RunState:
         self.pending.clear()
 
     # ---- the time
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What time is measured by; with several ranks the main one's, as they learned it last."""
+        return self._clock
 
     def start_clock(self) -> None:
         """A fit begins: from now on the time counts."""

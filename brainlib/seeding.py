@@ -22,6 +22,7 @@ from brainlib.global_numpy import numpy_state, set_numpy_state
 
 __all__ = [
     "derive",
+    "derived_states",
     "draw_seed",
     "generator_states",
     "last_seed",
@@ -126,6 +127,17 @@ def set_generator_states(states: dict[str, Any]) -> None:
     if torch.cuda.is_available():
         for index, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(state, index)
+
+
+def derived_states(seed: int) -> dict[str, Any]:
+    """The states that the generators have once they are seeded; the live ones stay as they are.
+
+    >>> derived_states(3)["torch"].equal(derived_states(3)["torch"])
+    True
+    """
+    with preserved_generators():
+        seed_generators(seed)
+        return generator_states()
 
 
 def note_generators() -> Callable[[], None]:

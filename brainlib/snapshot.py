@@ -17,6 +17,8 @@ from brainlib.checkpoint.metadata import plain
 from brainlib.checkpoint.retention import Rule, best, every, kept, newest, require_metric
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
+from brainlib.distributed.group import from_main
+from brainlib.distributed.world import if_main_process
 from brainlib.extension import Extension
 from brainlib.stopping.endings import Stopped
 from brainlib.triggers import TriggerSpec
@@ -128,12 +130,8 @@ class Snapshot(Extension):
         checkpointer: Checkpointer = brain.checkpointer
         self.count += 1  # before the save: in what it saves it has been called
         noted: dict[str, Any] = plain(dict((self._meta or _losses)(brain)))
-        own = self._own(checkpointer, "snapshot")
-        coming = Coming(max((c.commit for c in own), default=0) + 1, noted, self.count)
-        sound = all(_is_number(noted.get(key)) or _anywhere(key, noted, own) for key, _, _ in self.best)
-        series: list[Checkpoint | Coming] = [*own, coming]
-        keeping = kept(series, self._rules()) if sound else []
-        if sound and coming not in keeping:
+        own, keeping, sound, wanted = from_main(lambda: self._look(checkpointer, noted))
+        if not wanted:
             self._prune(checkpointer)
             return
         saved = checkpointer.save_automatically(
@@ -150,10 +148,23 @@ class Snapshot(Extension):
                 require_metric(key, self._own(checkpointer, "snapshot"))
             self._prune(checkpointer)
 
+    def _look(
+        self, checkpointer: Checkpointer, noted: dict[str, Any]
+    ) -> tuple[list[Checkpoint], list[Checkpoint | Coming], bool, bool]:
+        """Its own checkpoints, which of them stay, whether the rules apply, and whether to save one. Main only."""
+        own = self._own(checkpointer, "snapshot")
+        coming = Coming(max((c.commit for c in own), default=0) + 1, noted, self.count)
+        sound = all(_is_number(noted.get(key)) or _anywhere(key, noted, own) for key, _, _ in self.best)
+        series: list[Checkpoint | Coming] = [*own, coming]
+        keeping = kept(series, self._rules()) if sound else []
+        return own, keeping, sound, not sound or coming in keeping
+
     def on_error(self, brain: Any, exc: BaseException) -> None:
         """Leave a checkpoint to be looked at, if asked to; the older ones of this kind go."""
         if not self.snapshot_on_error or brain.checkpointer is None or isinstance(exc, Stopped):
             return  # that the machine is taken away is no error, and the run is saved already
+        if not if_main_process():
+            return  # the others write nothing, and cannot be waited for
         told = {"error": type(exc).__name__, "message": str(exc)}
         saved = brain.checkpointer.save_checkpoint(
             told, end_of_epoch=brain.run_state.step == 0, reason="error", snapshot=(self._tag, self.count)

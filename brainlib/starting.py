@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -24,16 +24,17 @@ from brainlib.announcements import (
 from brainlib.attempt import logging_for
 from brainlib.brain_state import warn_of_unsaved
 from brainlib.common.logs import logger
+from brainlib.data.share import Share
 from brainlib.data.sources import BatchSource, Lookahead
 from brainlib.data.transfer import on_device
-from brainlib.ending import at_point, end_early, put_back, see_to, take_back, to_end
+from brainlib.distributed.group import from_main
+from brainlib.ending import at_point, end_early, listen, put_back, see_to, take_back, to_end
 from brainlib.experiment import in_experiment
 from brainlib.fit_scope import FitScope, nothing
 from brainlib.profiling.ledger import Ledger
-from brainlib.seeding import draw_seed
+from brainlib.seeding import derive, draw_seed, seed_generators
 from brainlib.stage import Stage
 from brainlib.stopping.endings import Enough, Interrupted
-from brainlib.stopping.signals import of_this_thread
 from brainlib.triggers import Trigger, as_trigger
 from brainlib.update.buffers import Buffers
 from brainlib.update.window import Window
@@ -51,11 +52,6 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
     """The scope of this fit. An outer fit has a number, and keeps it until it is finished; one inside a hook has
     counters of its own and leaves those of the outer one alone.
     """
-    if brain._world.size > 1:
-        raise RuntimeError(
-            f"there are {brain._world.size} processes, and this version of brainlib trains in one: start the script "
-            "without a launcher, or with -n 1"
-        )
     # A hook of a validation may call fit, inside no_grad.
     with (
         in_experiment(brain._experiment),
@@ -73,9 +69,9 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
             return
         brain._fitting, brain._outer.epoch_counter = True, epoch_counter
         brain._outer.left, brain._outer.held = True, None  # until its place is taken
-        brain._outer.run.start_clock()
         try:
             with _in_ledger(brain), _stoppable(brain), _profiling(brain):
+                brain._outer.run.start_clock()
                 yield brain._outer
             brain._fits_done += 1
             warn_of_unread_keys(brain.hparams.unread())
@@ -83,6 +79,8 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
         except Enough:
             return
         except BaseException as error:
+            if not brain._ranks.agreed.asked:
+                brain._ranks.fail(error)
             brain._extensions.on_error(brain, error)
             take_back(brain)
             raise
@@ -114,10 +112,12 @@ def _in_ledger(brain: Brain) -> Iterator[None]:
 @contextmanager
 def _stoppable(brain: Brain) -> Iterator[None]:
     """Inside, a signal ends the fit at the next boundary; the run is then saved, and where it was."""
-    brain._signals = of_this_thread()
+    listen(brain)
+    brain._ranks.begin()
     with brain._signals.heard(brain._options.stop_grace_seconds, lambda: at_point(brain)) as outermost:
         try:
             yield
+            brain._ranks.end()
             if outermost:
                 brain._signals.is_over()
             brain._wait_for_checkpoints()
@@ -151,7 +151,9 @@ def settle_in(brain: Brain) -> None:
     brain._ready = True
     loaded = brain.checkpointer.loaded if brain.checkpointer is not None and brain._state.loaded else None
     if brain._seed is None:
-        brain._seed = draw_seed()
+        brain._seed = from_main(draw_seed)
+    if loaded is None and not brain._world.is_main:
+        seed_generators(derive(brain._seed, "rank", brain._world.rank))  # each rank draws its own dropout
     say_how(brain.modules, brain.device, brain._options, brain._seed, own_steps=brain._custom_fit_batch)
     if not brain._custom_fit_batch and any(
         isinstance(o, torch.optim.LBFGS) for o in brain._optimizers.found.values()
@@ -298,10 +300,25 @@ def replay_resumed(brain: Brain) -> None:
     brain._find_optimizers()
 
 
+def _sharing(brain: Brain, buffers: Buffers) -> Callable[[], None]:
+    """A window begins: running statistics become those of the main rank, and are kept. All ranks."""
+
+    def share_and_keep() -> None:
+        brain._ranks.share_buffers(brain.modules)
+        buffers.keep()
+
+    return share_and_keep
+
+
 def open_data(brain: Brain, train: BatchSource) -> tuple[Iterator[Any], Window, int | None]:
     """The batches from where the run stands, the window over them, and how many there are in the epoch."""
-    run, limit, total = brain._scope.run, brain._batch_limit(Stage.TRAIN), train.num_batches
-    batches, profiler = train.read(brain._run_seed(), run.epoch_start + run.epoch, run.step), brain._profiler
+    scope, run, profiler = brain._scope, brain._scope.run, brain._profiler
+    limit, total = brain._batch_limit(Stage.TRAIN), train.num_batches
+    share = scope.share = Share(brain._world.rank, brain._world.size, began=run.step)
+    batches = train.read(brain._run_seed(), run.epoch_start + run.epoch, run.cursor, share)
+    if total is not None:
+        total = run.step + share.rounds(total, run.cursor)
+    brain._ranks.wrap(brain.modules, brain._compute, one_by_one=brain._custom_fit_batch)
     if brain._limit_reached(run):
         batches = iter(())
     elif limit is not None:
@@ -315,6 +332,7 @@ def open_data(brain: Brain, train: BatchSource) -> tuple[Iterator[Any], Window, 
         if run.micro:  # resumed inside a window
             brain._scope.buffers.keep()
             brain._scope.buffers.load_state_dict(brain._state.window_buffers)
+    scope.keep_buffers = scope.buffers.keep if brain._world.size == 1 else _sharing(brain, scope.buffers)
     brain._scope.updates_before = run.optimizer_step
     brain._scope.watch.clear()
     if train.num_batches is not None:

@@ -94,6 +94,8 @@ class _Counter(Trigger):
     def start(self, brain: HasRunState) -> None:
         """What lies behind is not due."""
         if self.unit == "seconds":
+            if self._clock is time.monotonic:  # several ranks go by one clock
+                self._clock = getattr(brain.run_state, "clock", self._clock)
             # Only time inside fits counts, so the pause between two fits or two processes is taken out.
             self._origin = self._clock() - (self._seen or 0.0)
         elif self._seen is None or self._seen > self._index(brain):

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -60,6 +60,7 @@ from brainlib.common.errors import nearest, quoted
 from brainlib.common.files import DISK, Disk
 from brainlib.common.logs import logger
 from brainlib.common.retrying import Retry
+from brainlib.distributed.group import from_main, gather, link
 from brainlib.distributed.world import World
 
 __all__ = ["Checkpoint", "Checkpointer", "Owner"]
@@ -101,6 +102,21 @@ class Owner(Protocol):
 
     def closes_epoch(self) -> bool:
         """Whether a checkpoint made now is one of a closed epoch."""
+        ...
+
+
+@runtime_checkable
+class OwnerOfRanks(Protocol):
+    """An owner that trains in several processes.
+
+    Attributes:
+        parts: on the main rank, during a save: what each rank alone knows.
+    """
+
+    parts: list[Any]
+
+    def part(self) -> Any:
+        """What this rank alone knows."""
         ...
 
 
@@ -173,7 +189,7 @@ class Checkpointer:
         self._owner: Owner | None = None
         # Round what the caller waits for: a trainer that keeps a ledger of its time puts another one here.
         self.timed: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._world = World()
+        self._world = World.from_environment()
         self._loaded: Checkpoint | None = None
         self._written: Checkpoint | None = None
         self._writing: Save | None = None  # until it is written
@@ -228,10 +244,10 @@ class Checkpointer:
 
         Args:
             owner: The trainer; None detaches it.
-            world: The processes of the run; by default this one alone.
+            world: The processes of the run; by default those that a launcher has started.
         """
         self._owner = owner
-        self._world = world or World()
+        self._world = world or World.from_environment()
 
     def add_recoverable(
         self,
@@ -545,6 +561,50 @@ class Checkpointer:
         snapshot: tuple[str, int] | None = None,
         on_error: str = "raise",
         going: Sequence[Checkpoint] | Callable[[Checkpoint], list[Checkpoint]] = (),
+    ) -> Save:
+        """A save by all ranks, of which the main one writes. The state at an error it writes alone."""
+        arguments = (meta, end_of_epoch, name, verbosity, reason, criterion, snapshot, on_error, going)
+        if self._world.size == 1 or (reason == "error" and self._world.is_main):
+            return self._save_here(*arguments)
+        return self._save_together(on_error, lambda: self._save_here(*arguments))
+
+    def _save_together(self, on_error: str, save_here: Callable[[], Save]) -> Save:
+        """The main rank gets what each rank alone knows, and writes; the others learn what became of it. All ranks."""
+        joined = link()
+        joined.assemble("a save of a checkpoint")
+        parts = gather(self._owner.part() if isinstance(self._owner, OwnerOfRanks) else None)
+        answer: Save | Checkpoint | Exception | None = None
+        if self._world.is_main:
+            if isinstance(self._owner, OwnerOfRanks):
+                self._owner.parts = parts
+            try:
+                answer = save_here()
+            except (OSError, CheckpointError) as error:
+                answer = error
+            finally:
+                if isinstance(self._owner, OwnerOfRanks):
+                    self._owner.parts = []
+        told = from_main(lambda: answer.told if isinstance(answer, Save) else answer)
+        if isinstance(answer, Save):
+            return answer
+        if isinstance(told, Exception):
+            self._count_failure()
+            raise told
+        assert isinstance(told, Checkpoint)
+        self._written = told
+        return Save(told, [], told.path.name, on_error, logging.DEBUG)
+
+    def _save_here(
+        self,
+        meta: Mapping[str, Any] | None,
+        end_of_epoch: bool,
+        name: str | None,
+        verbosity: int,
+        reason: str,
+        criterion: tuple[str, str] | None,
+        snapshot: tuple[str, int] | None,
+        on_error: str,
+        going: Sequence[Checkpoint] | Callable[[Checkpoint], list[Checkpoint]],
     ) -> Save:
         """Everything that concerns live objects; then the writing, here or beside."""
         assert self._world.is_main, "only the main process writes checkpoints"
@@ -962,7 +1022,8 @@ class Checkpointer:
         """
         _check_num_to_keep(num_to_keep)
         lowest, highest = _names(min_keys, "min_keys"), _names(max_keys, "max_keys")
-        assert self._world.is_main, "only the main process deletes checkpoints"
+        if not self._world.is_main:
+            return
         self.list_checkpoints()
         going = self._doomed(num_to_keep, lowest, highest, list(importance_keys), ckpt_predicate)
         for checkpoint in going:
@@ -980,7 +1041,8 @@ class Checkpointer:
         ...     checkpointer.list_checkpoints()
         []
         """
-        assert self._world.is_main, "only the main process deletes checkpoints"
+        if not self._world.is_main:
+            return
         self._settle()
         self._let_go(checkpoint)
         self._keep_journal()
@@ -1065,6 +1127,31 @@ class Checkpointer:
         True
         """
         self._device_has_no_effect(device)
+        if self._world.size == 1:
+            return self._recover(importance_key, max_key, min_key, ckpt_predicate)
+        chosen = (
+            self._recover(importance_key, max_key, min_key, ckpt_predicate) if self._world.is_main else None
+        )
+        told = from_main(lambda: chosen)
+        if told is not None and not self._world.is_main:
+            self._load_what_main_did(told)
+        return told
+
+    def _load_what_main_did(self, told: Checkpoint) -> None:
+        if not told.path.is_dir():
+            raise CheckpointError(
+                f"rank 0 has loaded {told.path}, which rank {self._world.rank} does not see. All machines of a run "
+                "need the folder of checkpoints on a disk that they share"
+            )
+        self._load(manifest.read(told.path))
+
+    def _recover(
+        self,
+        importance_key: Score[Checkpoint] | None,
+        max_key: str | None,
+        min_key: str | None,
+        ckpt_predicate: Predicate | None,
+    ) -> Checkpoint | None:
         no_order = importance_key is None and max_key is None and min_key is None
         without = frozenset({"error"}) if no_order else SKIPPED_BY_FIND
         found = self._find(importance_key, max_key, min_key, ckpt_predicate, without)
@@ -1099,6 +1186,8 @@ class Checkpointer:
         """
         self._device_has_no_effect(device)
         self._settle()
+        if self._world.size > 1:
+            from_main(self.wait)  # all ranks load, and the main one may still be writing
         try:
             if isinstance(checkpoint, Checkpoint):
                 settled(checkpoint.path)

@@ -9,9 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from brainlib.data.randomness import Place
+from brainlib.data.share import ALL
 from brainlib.seeding import derive, note_generators, preserved_generators, seed_generators
 
 __all__ = ["EpochOrder", "PlainOrder", "drawn_apart", "order_of"]
@@ -35,7 +43,8 @@ class EpochOrder(Sampler[Any]):
         self.batched = True  # whether an element is a list of indices, or one
         self.seed = 0
         self.epoch = 0
-        self.start = 0
+        self.start = 0  # batches of all ranks before it
+        self.share = ALL
         self._samplers = [each for each in (sampler, getattr(sampler, "sampler", None)) if each is not None]
         held = [value for each in self._samplers for value in getattr(each, "__dict__", {}).values()]
         self._torch_generators = [(g, g.initial_seed()) for g in held if isinstance(g, torch.Generator)]
@@ -47,7 +56,10 @@ class EpochOrder(Sampler[Any]):
         return len(self.sampler)  # type: ignore[arg-type]  # a sampler without a length raises its own TypeError
 
     def __iter__(self) -> Iterator[Any]:
-        """The elements from `start` on, each index with its `Place` in the epoch."""
+        """The elements from `start` on that are this rank's, each index with its `Place` in the epoch."""
+        return self.share.deal(self._placed())
+
+    def _placed(self) -> Iterator[Any]:
         key, position = derive(self.seed, self.epoch, "items"), 0
         for number, element in enumerate(self.indices()):
             size = len(element) if self.batched else 1
@@ -57,6 +69,11 @@ class EpochOrder(Sampler[Any]):
                 else:
                     yield Place(element, key, position)
             position += size
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether the sampler itself gives each rank its own, so that nothing is left to deal."""
+        return any(isinstance(each, DistributedSampler) for each in self._samplers)
 
     def indices(self) -> Iterator[Any]:
         """What the sampler gives in this epoch, from its beginning."""
@@ -97,7 +114,7 @@ class PlainOrder(EpochOrder):
         assert self.num_batches is not None
         return self.num_batches
 
-    def __iter__(self) -> Iterator[list[Place]]:
+    def _placed(self) -> Iterator[list[Place]]:
         key, size = derive(self.seed, self.epoch, "items"), self.batch_size
         for number, batch in enumerate(self.indices(self.start), self.start):
             yield [Place(index, key, number * size + i) for i, index in enumerate(batch)]

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from brainlib.common.logs import logger
 from brainlib.data.order import drawn_apart, order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
+from brainlib.data.share import ALL, Share
 from brainlib.data.workers import WorkerInit, workers_start
 from brainlib.seeding import derive
 
@@ -45,11 +46,14 @@ class BatchSource:
         self._batches = batches
         self.num_batches = len(batches)
 
-    def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The batches of epoch number `epoch` (counted from 0) from batch `start` on; `seed` decides a
-        shuffled order.
+    is_dealt = False  # whether what it is made of gives each rank its own already
+
+    def read(self, seed: int, epoch: int, start: int = 0, share: Share = ALL) -> Iterator[Any]:
+        """The batches of epoch number `epoch` (counted from 0) from batch `start` on; `seed` decides a shuffled order.
+
+        Of these, the ones in `share`; `start` counts those of all ranks.
         """
-        return islice(self._batches, start, None)
+        return share.deal(islice(self._batches, start, None))
 
     def abandon(self) -> None:
         """What is being read is not needed any more, nor what was read ahead: do not wait for it."""
@@ -72,7 +76,7 @@ class IterableBatches(BatchSource):
         self.num_batches = None
         self.num_workers = batches.num_workers if isinstance(batches, DataLoader) else 0
 
-    def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
+    def read(self, seed: int, epoch: int, start: int = 0, share: Share = ALL) -> Iterator[Any]:
         if hasattr(self._iterable, "set_epoch"):
             self._iterable.set_epoch(epoch)
         # Drawn apart one by one: what it draws is a function of (seed, epoch), and what training draws does not move.
@@ -81,7 +85,7 @@ class IterableBatches(BatchSource):
             logger.info(
                 "%s cannot be entered in the middle: reading %d batches to get there", self.name, start
             )
-        return islice(batches, start, None)
+        return share.deal(islice(batches, start, None))
 
     def fingerprint(self) -> dict[str, int]:
         return {}
@@ -109,6 +113,7 @@ class LoaderBatches(BatchSource):
         self._num_items = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
         self._batch_size = loader.batch_size
         self.num_batches = self._order.num_batches
+        self.is_dealt = self._order.is_dealt
         options: dict[str, Any] = {
             option: getattr(loader, option)
             for option in (
@@ -136,8 +141,11 @@ class LoaderBatches(BatchSource):
             **options,
         )
 
-    def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
+    def read(self, seed: int, epoch: int, start: int = 0, share: Share = ALL) -> Iterator[Any]:
         self._order.seed, self._order.epoch, self._order.start = seed, epoch, start
+        self._order.share = share
+        if self.is_dealt:
+            self._order.start, self._order.share = start // share.size, ALL
         self._generator.manual_seed(derive(seed, epoch, "workers"))
         with workers_start(self._loader.multiprocessing_context):
             batches = self._reading = iter(self._loader)

@@ -142,6 +142,17 @@ class Signals:
         """The name of the signal that was heard; None when there was none."""
         return None if self._asked is None else signal.Signals(self._asked).name
 
+    @property
+    def number(self) -> int:
+        """The number of the signal that was heard; 0 when there was none."""
+        return self._asked or 0
+
+    def ask(self, signum: int) -> None:
+        """Another rank of the run has heard this signal: as if it had come here."""
+        if self._asked is None:
+            self._asked = signum
+        self.pending = True
+
     def shield_update(self) -> None:
         """Keep torch from raising in the middle of an update when a worker of a loader dies, while signals are heard.
 

@@ -1,0 +1,443 @@
+"""The wrapper round the step, and what rides along with the gradients.
+
+Where several ranks train one model, DDP averages their gradients while they are computed. What else they have to agree
+on at an update (the weight of the window, a request to stop, the time) is the gradient of one more parameter, the
+*carrier*: it arrives with the others, and costs no message of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from brainlib.common.errors import quoted
+from brainlib.common.logs import logger
+from brainlib.distributed.group import gather, link
+from brainlib.distributed.options import DistributedOptions
+from brainlib.distributed.world import World
+from brainlib.run_state import RunState
+
+__all__ = ["Agreed", "Ranks"]
+
+# What the carrier carries, each the sum over ranks once it has arrived.
+_WEIGHT, _WEIGHTED_LOSS, _LOSS, _COUNT, _SIGNALS, _SIGNALED, _SECONDS, _BUSY, _ARRIVED = range(9)
+_NUM_CARRIED = 9
+
+_ALL_ALIKE: AbstractContextManager[None] = nullcontext()
+
+
+class Agreed:
+    """What all ranks know alike, since the last update or meeting.
+
+    Attributes:
+        seconds: the clock of the main process.
+        asked: the signal that some rank was asked to stop by; 0: none.
+        busy: whether the main process was still writing a checkpoint.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._began = clock, clock()
+        self.seconds = 0.0
+        self.asked = 0
+        self.busy = False
+
+    def now(self) -> float:
+        """The time on the clock of this process, since it began; only the main one's counts."""
+        return self._clock() - self._began
+
+    def take(self, seconds: float, signals: float, signaled: float, busy: float) -> None:
+        """What the ranks have told, added up."""
+        self.seconds, self.busy = seconds, busy > 0
+        if signaled > 0 and not self.asked:
+            told = round(signals / signaled)
+            self.asked = (
+                told if told in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) else int(signal.SIGTERM)
+            )
+
+
+class _Step(torch.nn.Module):
+    """What DDP wraps: the modules of a Brain, and the carrier. Its forward is the user's two methods."""
+
+    def __init__(self, modules: torch.nn.Module, compute: Callable[[Any], tuple[Any, Tensor]]) -> None:
+        super().__init__()
+        self.trained = modules
+        self.carrier = torch.nn.Parameter(torch.zeros(_NUM_CARRIED, **_kind_of_carrier(modules)))
+        self._compute = compute
+        self.outputs: Any = None  # beside what forward returns, so that DDP does not search them
+
+    def forward(self, batch: Any, warming: bool) -> tuple[Tensor, Tensor]:
+        if warming:
+            loss = sum((p.sum() * 0 for p in self.trained.parameters() if p.requires_grad), torch.zeros(()))
+        else:
+            self.outputs, loss = self._compute(batch)
+        return loss, self.carrier.clone()
+
+
+def _kind_of_carrier(modules: torch.nn.Module) -> dict[str, Any]:
+    """The kind of most parameters, so that it rides in their bucket; float32 where theirs would round weights away."""
+    params = [param for param in modules.parameters() if param.requires_grad]
+    if not params:
+        return {}
+    kinds = [param.dtype for param in params]
+    most = max(set(kinds), key=kinds.count)
+    return {
+        "dtype": most if most in (torch.float32, torch.float64) else torch.float32,
+        "device": params[0].device,
+    }
+
+
+class Ranks:
+    """How the ranks of a run train together. With one process nobody is asked.
+
+    Args:
+        world: who takes part.
+        options: how gradients are exchanged.
+        clock: seconds; the main process's decides what is due.
+    """
+
+    def __init__(
+        self, world: World, options: DistributedOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.world = world
+        self.agreed = Agreed(clock)
+        self.step: Any = None  # DDP round the step, where `fit_batch` is ours
+        self._signal: Callable[[], int] = lambda: 0  # what this process was asked to stop by
+        self._ask: Callable[[int], None] = lambda signum: None  # another one was
+        self.busy: Callable[[], bool] = lambda: False  # whether it is writing a checkpoint
+        self._options = options
+        self._wrapped: list[Any] = []  # all there are
+        self._routed: list[torch.nn.Module] = []
+        self._trained: list[int] = []
+        self._single = True
+        self._exchanged = (
+            False  # whether this window's agreement has been reached, with a `fit_batch` of the user's
+        )
+
+    def listen(self, signal_of: Callable[[], int], ask: Callable[[int], None]) -> None:
+        """Who knows what this process was asked to stop by, and who is told that another one was."""
+        self._signal, self._ask = signal_of, ask
+        self.agreed.asked = 0
+
+    def begin(self) -> None:
+        """A fit begins, for all. All ranks."""
+        if self.world.size > 1:
+            self.meet()
+
+    def end(self) -> None:
+        """It has come to its end on all, and a request to stop after the last update is known to all. All ranks."""
+        if self.world.size > 1:
+            self.meet()
+
+    def fail(self, error: BaseException) -> None:
+        """A fit ends by an error: the others are told at once, while this process still cleans up."""
+        if self.world.size > 1:
+            link().peers.fail(error)
+
+    # ------------------------------------------------------------------------------------------------------ wrapping
+
+    def share_weights(self, modules: torch.nn.Module) -> None:
+        """All ranks begin with the weights and buffers of the main one. All ranks.
+
+        Raises:
+            ValueError: the ranks have different modules.
+        """
+        if self.world.size == 1:
+            return
+        state = [
+            *modules.named_parameters(remove_duplicate=False),
+            *modules.named_buffers(remove_duplicate=False),
+        ]
+        mine = [
+            f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state if not torch.nn.parameter.is_lazy(t)
+        ]
+        first, *others = gather(mine)
+        for rank, theirs in enumerate(others, 1):
+            if theirs != first:
+                differing = sorted(set(first).symmetric_difference(theirs))[:6]
+                raise ValueError(
+                    f"rank {rank} has other modules than rank 0: {quoted(differing)} is in one of them alone. Build "
+                    "the same modules in the same order on all ranks"
+                )
+        self._broadcast([t for _, t in state])
+
+    def share_buffers(self, modules: torch.nn.Module) -> None:
+        """Running statistics are those of the main process. One message a kind of tensor. All ranks."""
+        if self.world.size > 1:
+            self._broadcast(list(modules.buffers()))
+
+    @torch.no_grad()
+    def _broadcast(self, tensors: Iterable[Tensor]) -> None:
+        alike: dict[Any, list[Tensor]] = {}
+        for tensor in tensors:
+            if not torch.nn.parameter.is_lazy(tensor) and tensor.numel():
+                alike.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
+        with link().peers.explained():
+            for some in alike.values():
+                flat = torch.cat([tensor.reshape(-1) for tensor in some])
+                dist.broadcast(flat, src=0)
+                if not self.world.is_main:
+                    for tensor, part in zip(
+                        some, torch.split(flat, [each.numel() for each in some]), strict=True
+                    ):
+                        tensor.copy_(part.view_as(tensor))
+
+    def wrap(
+        self, modules: torch.nn.ModuleDict, compute: Callable[[Any], tuple[Any, Tensor]], one_by_one: bool
+    ) -> None:
+        """Make the wrapper, or a new one where other parameters are trained than before. All ranks.
+
+        Args:
+            modules: what is trained.
+            compute: from a batch to outputs and loss.
+            one_by_one: whether ``fit_batch`` is the user's and calls the modules itself.
+        """
+        if self.world.size == 1:
+            return
+        trained = [id(param) for param in modules.parameters() if param.requires_grad]
+        if self._wrapped and trained == self._trained:
+            return
+        first = not self._wrapped
+        self.unwrap()
+        self._trained = trained
+        if not one_by_one:
+            self.step = self._ddp(_Step(modules, compute))
+            self._warm_up(self.step, modules)
+            return
+        names = [
+            name for name, module in modules.items() if any(p.requires_grad for p in module.parameters())
+        ]
+        _refuse_shared({name: modules[name] for name in names})
+        if first and self.world.is_main:
+            logger.info(
+                "fit_batch is your own: each of the modules %s is synchronized by itself; call them by "
+                "self.modules.NAME(...), since what goes round that is not synchronized",
+                quoted(names),
+            )
+        for name in names:
+            self._route(modules[name])
+
+    def _route(self, module: torch.nn.Module) -> None:
+        """Calls of the module go through DDP. `Module.__call__` looks there, as it does for ``module.compile()``."""
+        inner = module._compiled_call_impl or module._call_impl
+        wrapped = self._ddp(_Routed(module, inner))
+        before = module._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and module.training:
+                with link().peers.explained():
+                    return wrapped(*args, **kwargs)
+            return inner(*args, **kwargs)
+
+        module._compiled_call_impl = call
+        module.__dict__["_brainlib_unrouted"] = before
+        self._routed.append(module)
+
+    def _ddp(self, module: torch.nn.Module) -> Any:
+        from torch.nn.parallel import DistributedDataParallel  # dear to load
+
+        wrapped = DistributedDataParallel(
+            module,
+            forward_sync_buffers=False,  # see `share_buffers`
+            init_sync=False,  # see `share_weights`
+            find_unused_parameters=self._options.find_unused_parameters,
+            static_graph=self._options.static_graph,
+            gradient_as_bucket_view=self._options.gradient_as_bucket_view,
+        )
+        self._wrapped.append(wrapped)
+        return wrapped
+
+    def _warm_up(self, step: Any, modules: torch.nn.Module) -> None:
+        """DDP arranges its buckets anew after the first backward, which changes the order in which three and more ranks
+        are added. It does so here, so that a resumed run adds as one that was not cut.
+        """
+        if self._options.static_graph:
+            return  # it would take this for the graph of all steps
+        params = list(modules.parameters())
+        pending = [param.grad for param in params]
+        for _ in range(2):
+            for param in params:
+                param.grad = None
+            loss, carried = step(None, True)
+            (loss + carried.sum()).backward()
+        step.module.carrier.grad = None
+        for param, grad in zip(params, pending, strict=True):
+            param.grad = grad
+
+    def unwrap(self) -> None:
+        """Modules are called as they were before."""
+        for module in self._routed:
+            module._compiled_call_impl = module.__dict__.pop("_brainlib_unrouted")
+        for wrapped in self._wrapped:
+            wrapped._remove_autograd_hooks()
+        self._wrapped, self._routed, self._trained, self.step = [], [], [], None
+
+    # -------------------------------------------------------------------------------------------------------- a step
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, gradients are summed here, and not exchanged; it ends with the block, also after an error."""
+        return self._apart() if self._wrapped else _ALL_ALIKE
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for wrapped in self._wrapped:
+                stack.enter_context(wrapped.no_sync())
+            yield
+
+    def forward(self, batch: Any) -> tuple[Any, Tensor, Tensor]:
+        """The user's two methods, inside what DDP wraps: outputs, loss, and the carrier to add to it."""
+        step = self.step
+        loss, carried = step(batch, False)
+        outputs, step.module.outputs = step.module.outputs, None
+        return outputs, loss, carried
+
+    def carry(self, total: Tensor, carried: Tensor, loss: Tensor, weight: float, run: RunState) -> Tensor:
+        """What backward begins from: `total`, and what this rank tells the others, as the gradient of the carrier."""
+        summed = counted = loss.detach() if weight else torch.zeros_like(loss, requires_grad=False)
+        if weight != 1.0:
+            summed = summed * weight
+        weights, count = weight, float(weight > 0)
+        for earlier, its_weight in run.pending:
+            if its_weight:
+                summed, counted = summed + earlier * its_weight, counted + earlier
+                weights, count = weights + its_weight, count + 1
+        told = carried.new_tensor(
+            [weights, 0.0, 0.0, count, *self._flags(), self.world.size * self.world.is_main]
+        )
+        told[_WEIGHTED_LOSS], told[_LOSS] = summed, counted
+        return total + torch.dot(carried, told)
+
+    def _flags(self) -> list[float]:
+        """What this rank has to say besides: a request to stop, and, the main one, time and whether it writes."""
+        asked = self._signal()
+        main = self.world.is_main
+        return [
+            float(asked),
+            float(asked > 0),
+            self.agreed.now() if main else 0.0,
+            float(main and self.busy()),
+        ]
+
+    def agree(self, run: RunState) -> None:
+        """Before an update: weight and loss become those of all ranks, and what else was told is known. All ranks."""
+        if self.step is not None:
+            self._take(self._arrived(), run)
+        elif not self._exchanged:
+            self._exchanged = True
+            self._take(self._exchange(run), run)
+
+    def next_window(self) -> None:
+        """With a ``fit_batch`` of the user's: this window is judged, the next one has to be agreed on again."""
+        self._exchanged = False
+
+    def explain(self, error: BaseException) -> None:
+        """An error came in the exchange of gradients: if that is because another rank is gone, end with one line.
+
+        Raises:
+            PeerLost: so it is.
+        """
+        if self.world.size > 1:
+            link().peers.explain(error)
+
+    def _arrived(self) -> list[float]:
+        carrier = self.step.module.carrier
+        told = carrier.grad.tolist() if carrier.grad is not None else [math.nan] * _NUM_CARRIED
+        carrier.grad = None
+        if (
+            told[_ARRIVED] != 1.0
+        ):  # the main rank put the number of ranks there, the others 0, and DDP averages
+            unused = self._unused()
+            raise RuntimeError(
+                f"the gradients of this step were not exchanged between the ranks, because {unused} got no gradient on "
+                f"rank {self.world.rank}. If a step may leave parameters out, set find_unused_parameters: true; "
+                "if they are never used, freeze them with requires_grad_(False)."
+            )
+        return [value * self.world.size for value in told]
+
+    def _unused(self) -> str:
+        lacking = [
+            name
+            for name, param in self.step.module.trained.named_parameters()
+            if param.requires_grad and param.grad is None
+        ]
+        return f"the parameters {quoted(lacking[:8])}" if lacking else "some parameter"
+
+    def _exchange(self, run: RunState) -> list[float]:
+        counting = [(float(loss), weight) for loss, weight in run.pending if weight]
+        told = torch.tensor(
+            [
+                sum(weight for _, weight in counting),
+                sum(loss * weight for loss, weight in counting),
+                sum(loss for loss, _ in counting),
+                float(len(counting)),
+                *self._flags(),
+                0.0,
+            ],
+            dtype=torch.float64,
+        )
+        with link().peers.explained():
+            dist.all_reduce(told)
+        return told.tolist()
+
+    def _take(self, told: list[float], run: RunState) -> None:
+        self._heed(told[_SECONDS], told[_SIGNALS], told[_SIGNALED], told[_BUSY])
+        count, weight = round(told[_COUNT]), told[_WEIGHT]
+        run.weight = weight
+        if not count:
+            run.pending = []
+        elif run.by_items:
+            run.pending = [(told[_WEIGHTED_LOSS] / weight, weight)]
+        else:
+            run.pending = [(told[_LOSS] / count, weight / count)] * count
+
+    def _heed(self, seconds: float, signals: float, signaled: float, busy: float) -> None:
+        self.agreed.take(seconds, signals, signaled, busy)
+        if self.agreed.asked:
+            self._ask(self.agreed.asked)
+
+    def share_loss(self, loss: float, weight: float) -> tuple[float, float]:
+        """A loss that was told after its update: the mean over ranks, and the weight of all. All ranks."""
+        told = torch.tensor([loss * weight if weight else 0.0, weight], dtype=torch.float64)
+        with link().peers.explained():
+            dist.all_reduce(told)
+        total, weights = told.tolist()
+        return total / weights, weights
+
+    def meet(self, value: Any = None) -> list[Any]:
+        """Outside of updates: the values of all ranks, and what else there is to agree on. All ranks."""
+        told = gather((value, *self._flags()))
+        sums = [sum(each) for each in zip(*[flags for _, *flags in told], strict=True)]
+        self._heed(sums[2], sums[0], sums[1], sums[3])
+        return [value for value, *_ in told]
+
+
+class _Routed(torch.nn.Module):
+    """A module inside DDP that is called by its inner way, since its outer one leads to DDP."""
+
+    def __init__(self, module: torch.nn.Module, inner: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inner(*args, **kwargs)
+
+
+def _refuse_shared(modules: Mapping[str, torch.nn.Module]) -> None:
+    owner: dict[int, str] = {}
+    for name, module in modules.items():
+        for param in module.parameters():
+            if owner.setdefault(id(param), name) != name:
+                raise ValueError(
+                    f"the modules {owner[id(param)]!r} and {name!r} share parameters. With a fit_batch of your own and "
+                    "several processes each module is synchronized by itself, so a parameter can be in one alone: give "
+                    "the Brain the outer of the two"
+                )

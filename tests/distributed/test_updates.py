@@ -1,0 +1,272 @@
+"""One update of several ranks: the same as one process makes, agreed on, and with bare DDP's messages."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import brainlib as bl
+from brainlib.distributed.world import World
+from tests.contracts.brains import (
+    SEVEN,
+    VALID,
+    Ema,
+    Items,
+    Noam,
+    Plain,
+    TwoOptimizers,
+    digest,
+    make,
+    ready_batches,
+    regressor,
+    two_fits,
+)
+from tests.distributed.host import Host
+
+
+class Exactly:
+    """In float64 and without dropout, so that a sum in another order differs in the last bits alone."""
+
+    network = staticmethod(lambda: regressor(dropout=0.0).double())
+
+    def compute_forward(self, batch: Any, stage: bl.Stage) -> Any:
+        return super().compute_forward({**batch, "x": batch["x"].double()}, stage)  # type: ignore[misc]
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: bl.Stage) -> Any:
+        return super().compute_objectives(predictions, {**batch, "y": batch["y"].double()}, stage)  # type: ignore[misc]
+
+
+SPLIT_AT_WILL = {
+    cls.__name__: type(cls.__name__, (Exactly, cls), {}) for cls in (Plain, Noam, TwoOptimizers, Ema)
+}
+FACTORS, NUMBERS = (1, 3), (26, 17, 40)
+
+
+def same_samples() -> dict[str, Any]:
+    """Batches of 8 items a step, however many ranks there are."""
+    ended = {}
+    for (name, cls), factor, number in itertools.product(SPLIT_AT_WILL.items(), FACTORS, NUMBERS):
+        brain = make(cls, grad_accumulation_factor=factor)
+        loader = {"batch_size": 8 // World.from_environment().size, "shuffle": True}
+        brain.fit(range(2), Items(number), VALID, train_loader_kwargs=loader)
+        ended[f"{name} factor {factor}, {number} items"] = {
+            "weights": torch.cat([p.detach().flatten() for p in brain.modules.parameters()]).tolist(),
+            "losses": [loss for _, *losses in brain.trace for loss in losses],
+            "updates": brain.optimizer_step,
+        }
+    return ended
+
+
+def test_two_ranks_make_the_update_of_one(host: Host, tmp_path: Path) -> None:
+    (one,) = host.run(same_samples, tmp_path / "one", size=1)
+    zero, other = host.run(same_samples, tmp_path / "two")
+    assert zero == other, "both ranks end with the same bits"
+    for name, expected in one.items():
+        found = zero[name]
+        assert found["updates"] == expected["updates"], name
+        assert found["weights"] == pytest.approx(expected["weights"], abs=1e-10), name
+        assert found["losses"] == pytest.approx(expected["losses"], abs=1e-10), name
+
+
+# ------------------------------------------------------------------------------------------------- agreement
+
+
+class Unlucky(Plain):
+    """Rank 1 gets a NaN in a batch, or tells of a loss that is none, while its gradients are good."""
+
+    only_the_loss = False
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: bl.Stage) -> Any:
+        loss = super().compute_objectives(predictions, batch, stage)
+        if stage == bl.Stage.TRAIN and self.step == 2 and World.from_environment().rank == 1:
+            bad = torch.full_like(loss, math.nan)
+            return loss + (bad if self.only_the_loss else loss * bad)
+        return loss
+
+
+def agreement() -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    world = World.from_environment()
+    for factor, only in itertools.product((1, 3), (False, True)):
+        brain = make(Unlucky, grad_accumulation_factor=factor)
+        brain.only_the_loss = only
+        brain.fit(range(2), ready_batches((4,) * 8), VALID)
+        told[f"NaN, factor {factor}, only the loss {only}"] = {
+            "skipped": brain.run_state.nonfinite_windows,
+            "made": brain.optimizer_step,
+            "trace": brain.trace,
+            "digest": digest(brain),
+        }
+    brain = make(Unlucky, nonfinite_patience=0)
+    with pytest.raises(ValueError, match="1 updates in a row"):
+        brain.fit(range(1), ready_batches((4,) * 8), VALID)
+
+    for cls, factor in itertools.product(SEVEN, (1, 3)):
+        brain = two_fits(make(cls, global_seed=world.rank, grad_accumulation_factor=factor))
+        told[f"{cls.__name__} {factor}"] = {"digest": digest(brain), "trace": brain.trace}
+
+    brain = make(Plain)
+    brain.fit(range(2), Items(11), VALID, train_loader_kwargs={"batch_size": 2, "shuffle": True})
+    with pytest.raises(KeyError), brain.no_sync():
+        raise KeyError
+    assert all(wrapped.require_backward_grad_sync for wrapped in brain._ranks._wrapped)
+    return told
+
+
+def test_what_ranks_agree_on(host: Host, tmp_path: Path) -> None:
+    zero, one = host.run(agreement, tmp_path)
+    for name in zero:
+        assert repr(zero[name]) == repr(one[name]), name
+    for name in (name for name in zero if name.startswith("NaN")):
+        assert zero[name]["skipped"] == 2, name
+        assert all(math.isfinite(loss) for _, *losses in zero[name]["trace"] for loss in losses)
+
+
+class Frozen(Plain):
+    """The first layer joins in the second epoch."""
+
+    def on_stage_start(self, stage: bl.Stage, epoch: Any = None) -> None:
+        if stage == bl.Stage.TRAIN:
+            self.modules.model[0].requires_grad_(epoch > 0)
+
+
+class Norms(Plain):
+    network = staticmethod(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 3))
+    )
+
+
+def wrappings() -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name, cls, options in (
+        ("frozen", Frozen, {}),
+        ("batch norm", Norms, {}),
+        ("unused", Frozen, {"find_unused_parameters": True}),
+        ("static", Plain, {"static_graph": True}),
+        ("views", Plain, {"gradient_as_bucket_view": True, "grad_accumulation_factor": 2}),
+        ("bf16", Plain, {"precision": "bf16"}),
+    ):
+        brain = make(cls, **options)
+        model = brain.modules.model
+        brain.fit(range(3), Items(), VALID, train_loader_kwargs={"batch_size": 4})
+        told[name] = {"digest": digest(brain), "trace": brain.trace}
+        assert brain.modules.model is model and type(model) is nn.Sequential
+        assert all(not key.startswith("module.") for key in model.state_dict())
+    return told
+
+
+def test_wrapping_leaves_the_modules_alone(host: Host, tmp_path: Path) -> None:
+    zero, one = host.run(wrappings, tmp_path)
+    assert zero == one
+
+
+# -------------------------------------------------------------------------------------- errors of the user's
+
+
+class Unused(Plain):
+    on_rank = 0
+
+    def compute_forward(self, batch: Any, stage: bl.Stage) -> Any:
+        if self.step == 3 and World.from_environment().rank >= self.on_rank:
+            return self.modules.model[3](torch.zeros(len(batch["x"]), 16))
+        return super().compute_forward(batch, stage)
+
+
+class NoGraph(Plain):
+    def compute_objectives(self, predictions: Any, batch: Any, stage: bl.Stage) -> Any:
+        loss = super().compute_objectives(predictions, batch, stage)
+        return loss.detach() if self.step == 3 and World.from_environment().rank == 1 else loss
+
+
+def leaves_parameters_out(kind: str, find: bool) -> str:
+    brain = make(
+        {"unused": Unused, "no graph": NoGraph}[kind], find_unused_parameters=find, dist_timeout_seconds=20
+    )
+    brain.on_rank = 1  # type: ignore[attr-defined]
+    brain.fit(range(1), ready_batches((4,) * 10), VALID)
+    return digest(brain)
+
+
+def test_parameters_that_one_rank_leaves_out(host: Host, tmp_path: Path) -> None:
+    ended = host.start(leaves_parameters_out, tmp_path, "unused", False)
+    assert [each.status for each in ended] == [1, 1]
+    assert "the parameters 'model.0.weight', 'model.0.bias' got no gradient on rank 1" in ended[1].output
+    assert "set find_unused_parameters: true" in ended[0].output, "the peer's one line tells why"
+    assert "Traceback" not in ended[0].output
+    zero, one = host.run(leaves_parameters_out, tmp_path, "unused", True)
+    assert zero == one
+
+
+def test_a_loss_without_a_graph_on_one_rank(host: Host, tmp_path: Path) -> None:
+    ended = host.start(leaves_parameters_out, tmp_path, "no graph", False)
+    assert [each.status for each in ended] == [1, 1]
+    assert "got no gradient on rank 1" in ended[1].output and "Traceback" not in ended[0].output
+
+
+def other_modules() -> None:
+    torch.manual_seed(0)
+    width = 4 + World.from_environment().rank
+    brain = Plain(
+        {"model": nn.Linear(6, width)}, lambda p: torch.optim.SGD(p, 0.1), run_opts={"device": "cpu"}
+    )
+    brain.fit(range(1), ready_batches())
+
+
+def test_ranks_with_different_modules(host: Host, tmp_path: Path) -> None:
+    ended = host.start(other_modules, tmp_path)
+    assert all(each.status == 1 for each in ended)
+    assert any("rank 1 has other modules than rank 0: 'model.bias (4,)" in each.output for each in ended)
+
+
+# ---------------------------------------------------------------------------------------------------- counts
+
+
+def counts() -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    per_step: list[dict[str, int]] = []
+
+    class Counting(Plain):
+        def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+            self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self.profile.start()
+
+        def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Any, should_step: bool) -> None:
+            self.profile.stop()
+            per_step.append(_messages(self.profile))
+            del self.profile
+
+    brain = make(Counting, grad_accumulation_factor=2)
+    brain.fit(range(2), ready_batches((4,) * 9))
+    told["ours"] = per_step[:]
+    per_step.clear()
+
+    bare = DistributedDataParallel(copy.deepcopy(brain.modules.model))
+    for step in range(4):
+        profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        profile.start()
+        bare(torch.ones(2, 6)).sum().backward()
+        profile.stop()
+        if step >= 2:
+            per_step.append(_messages(profile))
+    told["bare"] = per_step
+    return told
+
+
+def _messages(profile: Any) -> dict[str, int]:
+    return dict(Counter(event.name for event in profile.events() if event.name.startswith("gloo:")))
+
+
+def test_messages_a_step_are_bare_ddps(host: Host, tmp_path: Path) -> None:
+    for told in host.run(counts, tmp_path):
+        bare = told["bare"][0]
+        assert bare and all(each == bare for each in told["bare"])
+        assert told["ours"] == [{}, bare, {}, bare, bare] * 2, "first, steady, tail and last"

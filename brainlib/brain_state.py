@@ -232,6 +232,7 @@ class BrainState:
             "extra": brain.get_extra_state(),
             "generators": generator_states(),
             "own_generators": {name: _generator_state(g) for name, g in self._own_generators().items()},
+            "num_ranks": run.num_ranks,
             "ranks": self.parts,
         }
 
@@ -255,7 +256,9 @@ class BrainState:
     def _load_part(self, state: dict[str, Any]) -> None:
         """Of a rank other than the main one, and of a run that goes on with another number of ranks."""
         brain, run, parts = self._brain, self._brain._outer.run, state["ranks"]
-        size, before = brain._world.size, max(len(parts), 1)
+        size, before = brain._world.size, state["num_ranks"]
+        if size == before and not parts:
+            return  # kept in memory, by this rank
         if size != before and run.micro:
             raise ValueError(
                 f"this checkpoint was made inside an update by {before} ranks, and there are {size}: the gradients of "
@@ -312,8 +315,7 @@ class BrainState:
         for name, generator in self._own_generators().items():
             if name in state["own_generators"]:
                 _set_generator(generator, state["own_generators"][name])
-        if brain._world.size > 1 or state["ranks"]:
-            self._load_part(state)
+        self._load_part(state)
         self.loaded = True
 
     def restore_generators(self) -> None:

@@ -113,9 +113,9 @@ def _in_ledger(brain: Brain) -> Iterator[None]:
 def _stoppable(brain: Brain) -> Iterator[None]:
     """Inside, a signal ends the fit at the next boundary; the run is then saved, and where it was."""
     listen(brain)
-    brain._ranks.begin()
     with brain._signals.heard(brain._options.stop_grace_seconds, lambda: at_point(brain)) as outermost:
         try:
+            brain._ranks.begin()
             yield
             brain._ranks.end()
             if outermost:

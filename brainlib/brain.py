@@ -964,7 +964,8 @@ class Brain:
             self._scope.buffers.put_back()
         self._scope.updates_before = run.optimizer_step
         watch.clear()
-        self._ranks.next_window()
+        if several:
+            self._ranks.next_window()
         if run.nonfinite_in_a_row:
             self._check_patience()
         return True

@@ -11,12 +11,13 @@ MOVED := $(shell test ! -e .venv/made-in || test "`cat .venv/made-in`" = "`pwd -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test faults chaos histories lint format bench hooks clean FORCE
+.PHONY: help demo test faults faults-ddp chaos histories lint format bench hooks clean FORCE
 
 help:
 	@echo 'make demo     train on handwritten digits; everything goes to the folder OUT ($(OUT))'
 	@echo 'make test     run the tests'
 	@echo 'make faults   every fault of the disk and every kill at every call of a save: two minutes, a table'
+	@echo 'make faults-ddp  every fault in every place on either of two ranks: minutes, a table'
 	@echo 'make chaos    runs killed at every place and at 300 random moments, and resumed: a quarter of an hour, tables'
 	@echo 'make histories  10,000 random histories of metrics against the rules for keeping snapshots; make test has 600'
 	@echo 'make lint     formatting, lint, types, the arrows between modules'
@@ -37,6 +38,9 @@ test: .venv/ready-test
 
 faults: .venv/ready-test
 	@$(IN) -m tests.faults.sweep $(ARGS)
+
+faults-ddp: .venv/ready-test
+	@$(IN) -m tests.distributed.test_failures $(ARGS)
 
 chaos: .venv/ready-test
 	@$(IN) -m tests.resume.chaos $(ARGS)

@@ -61,6 +61,7 @@ from brainlib.common.files import DISK, Disk
 from brainlib.common.logs import logger
 from brainlib.common.retrying import Retry
 from brainlib.distributed.group import from_main, gather, link
+from brainlib.distributed.peers import of_rank
 from brainlib.distributed.world import World
 
 __all__ = ["Checkpoint", "Checkpointer", "Owner"]
@@ -588,8 +589,10 @@ class Checkpointer:
         if isinstance(answer, Save):
             return answer
         if isinstance(told, Exception):
+            if isinstance(answer, Exception):
+                raise answer
             self._count_failure()
-            raise told
+            raise of_rank(0, told)
         assert isinstance(told, Checkpoint)
         self._written = told
         return Save(told, [], told.path.name, on_error, logging.DEBUG)

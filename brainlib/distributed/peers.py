@@ -21,8 +21,9 @@ from brainlib.distributed.world import World
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["PeerLost", "Peers"]
+__all__ = ["PeerLost", "Peers", "of_rank"]
 
+_OF_RANK = "_brainlib_of_rank"
 _SECONDS_FOR_A_NOTE = 1.0  # a rank that fails leaves its note within that, or is gone
 
 
@@ -58,7 +59,7 @@ class Peers:
 
     def fail(self, error: BaseException) -> None:
         """This process ends with `error`: leave a note, unless the error only follows from somebody else's end."""
-        if self._told or isinstance(error, PeerLost):
+        if self._told or isinstance(error, PeerLost) or hasattr(error, _OF_RANK):
             return
         self._told = self.any_failed = True
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
@@ -133,6 +134,10 @@ class Peers:
         Returns:
             Whether that line was all there is to say.
         """
+        if (rank := getattr(error, _OF_RANK, None)) is not None:
+            self.any_failed = True
+            self.say(f"rank {rank} failed: {_first_line(error)}")
+            return True
         if isinstance(error, RuntimeError):
             try:
                 self.explain(error)
@@ -146,6 +151,17 @@ class Peers:
         if not self._told:
             self._told = True
             logger.error("this process ends because %s", why)
+
+
+def of_rank(rank: int, error: Exception) -> Exception:
+    """The same error as one that another rank has told: it is raised here as well, so that both may catch it, and where
+    nobody does, that rank's traceback is enough.
+
+    >>> of_rank(0, OSError("no space")).args
+    ('no space',)
+    """
+    setattr(error, _OF_RANK, rank)
+    return error
 
 
 def is_of_an_exchange(error: BaseException) -> bool:

@@ -102,10 +102,12 @@ class Host:
         }
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         pids = json.loads(self._server.stdout.readline())
-        while not select.select([self._server.stdout], [], [], POLL_SECONDS)[0]:
-            if meddle is not None:
-                meddle(pids)
-        answers = json.loads(self._server.stdout.readline())
+        try:
+            while not select.select([self._server.stdout], [], [], POLL_SECONDS)[0]:
+                if meddle is not None:
+                    meddle(pids)
+        finally:
+            answers = json.loads(self._server.stdout.readline())
         worlds = []
         for rank, (status, seconds) in enumerate(answers):
             result = folder / f"result-{rank}.json"
@@ -172,9 +174,11 @@ def _ends(pids: list[int], began: float, limit: float) -> list[tuple[int, float]
         for pid in pids:
             if pid in ends:
                 continue
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            # Reaped only when all have ended: until then nobody else is given this number, and killed for it.
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             if ended:
-                ends[pid] = (os.waitstatus_to_exitcode(status), time.monotonic() - began)
+                status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                ends[pid] = (status, time.monotonic() - began)
                 with contextlib.suppress(ProcessLookupError):  # workers of a loader
                     os.killpg(pid, signal.SIGKILL)
         late = time.monotonic() - began - limit
@@ -184,6 +188,8 @@ def _ends(pids: list[int], began: float, limit: float) -> list[tuple[int, float]
             if pid not in ends and late > 1:
                 os.kill(pid, signal.SIGKILL)
         warned = late > 0
+    for pid in pids:
+        os.waitpid(pid, 0)
     return [ends[pid] for pid in pids]
 
 

@@ -40,7 +40,7 @@ faults: .venv/ready-test
 	@$(IN) -m tests.faults.sweep $(ARGS)
 
 faults-ddp: .venv/ready-test
-	@$(IN) -m tests.distributed.test_failures $(ARGS)
+	@$(IN) -m tests.distributed.all_failures $(ARGS)
 
 chaos: .venv/ready-test
 	@$(IN) -m tests.resume.chaos $(ARGS)

@@ -32,7 +32,7 @@ from brainlib.compiling import compile_in_place, set_matmul_precision, to_channe
 from brainlib.data.share import Share, in_order
 from brainlib.data.sources import BatchSource, check_set, is_ready, source_of
 from brainlib.data.transfer import on_device
-from brainlib.distributed.ddp import Ranks
+from brainlib.distributed.ddp import COMPARED_AT, Ranks
 from brainlib.distributed.group import from_main, gather, join
 from brainlib.distributed.world import World
 from brainlib.ending import agreed_to_stop, keep_point, listen, may_be_left, see_to
@@ -535,6 +535,8 @@ class Brain:
         run = self._scope.run
         if self._profiler is not None:
             self._profiler.look(self)
+        if self._world.size > 1 and run.optimizer_step in COMPARED_AT:
+            self._ranks.check_alike(self.modules, f"after update {run.optimizer_step}")
         if self._scope.inner:  # an inner fit is part of somebody's hook: it saves nothing and is not limited
             return False
         if self._extensions:

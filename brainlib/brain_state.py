@@ -241,6 +241,7 @@ class BrainState:
     def part(self) -> dict[str, Any]:
         """Generators, and what the open window has summed up here; the rest is the same on all ranks."""
         brain, run = self._brain, self._brain._outer.run
+        brain._ranks.check_alike(brain.modules, "when a checkpoint was made")
         open_window = bool(run.micro) and not brain._outer.closing
         return {
             "generators": generator_states(),

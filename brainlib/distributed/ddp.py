@@ -25,7 +25,9 @@ from brainlib.distributed.options import DistributedOptions
 from brainlib.distributed.world import World
 from brainlib.run_state import RunState
 
-__all__ = ["Agreed", "Ranks"]
+__all__ = ["COMPARED_AT", "Agreed", "Ranks"]
+
+COMPARED_AT = frozenset((1, 2, 10))  # updates after which the ranks compare their weights, besides each save
 
 # What the carrier carries, each the sum over ranks once it has arrived.
 _WEIGHT, _WEIGHTED_LOSS, _LOSS, _COUNT, _SIGNALS, _SIGNALED, _SECONDS, _BUSY, _ARRIVED = range(9)
@@ -279,6 +281,25 @@ class Ranks:
             wrapped._remove_autograd_hooks()
         self._wrapped, self._routed, self._trained, self.step = [], [], [], None
 
+    def check_alike(self, modules: torch.nn.ModuleDict, when: str) -> None:
+        """All ranks must have the same weights. All ranks.
+
+        Raises:
+            RuntimeError: they have not; the message names the modules, and what it may come from.
+        """
+        if self.world.size == 1:
+            return
+        mine = {name: _digest(module) for name, module in modules.items()}
+        first, *others = gather(mine)
+        for rank, theirs in enumerate(others, 1):
+            if differing := [name for name in first if theirs[name] != first[name]]:
+                raise RuntimeError(
+                    f"{when}, the weights of {quoted(differing)} on rank {rank} are not those of rank 0: their "
+                    "gradients were not exchanged, or a rank changed them by itself. Call modules by "
+                    "self.modules.NAME(...) and not a part of them, do on all ranks what changes weights, and train no "
+                    "copy of a module that is not in `modules`"
+                )
+
     # -------------------------------------------------------------------------------------------------------- a step
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -417,6 +438,15 @@ class Ranks:
         sums = [sum(each) for each in zip(*[flags for _, *flags in told], strict=True)]
         self._heed(sums[2], sums[0], sums[1], sums[3])
         return [value for value, *_ in told]
+
+
+@torch.no_grad()
+def _digest(module: torch.nn.Module) -> list[Any]:
+    """A sum of the bits of each parameter, computed where it is."""
+    params = [
+        param for param in module.parameters() if not torch.nn.parameter.is_lazy(param) and param.numel()
+    ]
+    return [torch.hash_tensor(param.detach()).view(torch.int64).item() for param in params]
 
 
 class _Routed(torch.nn.Module):

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 0.25  # how often a process that waits at the store looks whether the others live
 _STORE_SECONDS = 300.0  # for one exchange with the store
-_FAILED_SECONDS = 2.0
+_FAILED_SECONDS = 1.0  # as long, where it leaves a note that they may look for
 _END_SECONDS = 60.0  # how long a process that is done waits for the others, so that the store outlives them
 
 
@@ -88,10 +88,16 @@ class Link:
         if self._ours and dist.is_initialized() and not failed:
             dist.destroy_process_group()
         end = time.monotonic() + (_FAILED_SECONDS if failed else _END_SECONDS)
+        holds_store = self.world.is_main and not dist.is_torchelastic_launched()
         try:
             self.store.set(f"end/{self.world.rank}", "")
             keys = [f"end/{rank}" for rank in range(self.world.size)]
-            while self.world.is_main and time.monotonic() < end and not self.store.check(keys):
+            while (
+                holds_store
+                and self.peers.has_something_to_say(failed)
+                and time.monotonic() < end
+                and not self.store.check(keys)
+            ):
                 if not failed and self.peers.lost() is not None:
                     return
                 time.sleep(0.02)

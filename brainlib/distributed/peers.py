@@ -54,19 +54,23 @@ class Peers:
         self._world, self._store = world, store
         self._machine = f"{socket.gethostname()} {_boot()}"
         self._told = False  # whether this process has left a note, or said what it ends of
-        self.any_failed = False
+        self.any_failed = self._left_note = False
         store.set(f"who/{world.rank}", f"{self._machine}\n{os.getpid()}\n{_began(os.getpid())}")
 
     def fail(self, error: BaseException) -> None:
         """This process ends with `error`: leave a note, unless the error only follows from somebody else's end."""
         if self._told or isinstance(error, PeerLost) or hasattr(error, _OF_RANK):
             return
-        self._told = self.any_failed = True
+        self._told = self.any_failed = self._left_note = True
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         try:
             self._store.compare_set("failed", "", f"{self._world.rank}\n{text}")
         except RuntimeError:
             logger.debug("there is nobody left to be told")
+
+    def has_something_to_say(self, failed: bool) -> bool:
+        """Whether others may want to read what this process has written, when it ends."""
+        return self._left_note or not failed
 
     def lost(self) -> str | None:
         """Which rank has failed or is gone, and how; None: as far as one can see all are well."""

@@ -270,3 +270,44 @@ def test_messages_a_step_are_bare_ddps(host: Host, tmp_path: Path) -> None:
         bare = told["bare"][0]
         assert bare and all(each == bare for each in told["bare"])
         assert told["ours"] == [{}, bare, {}, bare, bare] * 2, "first, steady, tail and last"
+
+
+# ---------------------------------------------------------------------------------------------------- drift
+
+
+class Bypass(Plain):
+    """Its fit_batch calls a part of the module, which goes round what synchronizes it."""
+
+    def fit_batch(self, batch: Any) -> Any:
+        first, *others = self.modules.model
+        loss = nn.functional.mse_loss(nn.Sequential(first, *others)(batch["x"]), batch["y"])
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+class Meddles(Plain):
+    """One rank changes its weights by itself, long after the first updates."""
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Any, should_step: bool) -> None:
+        if self.optimizer_step == 12 and World.from_environment().rank == 1:
+            with torch.no_grad():
+                self.modules.model[0].weight[0, 0] += 1e-6
+
+
+def drifts(kind: str, home: str) -> None:
+    brain = make({"bypass": Bypass, "meddles": Meddles}[kind], bl.Checkpointer(home))
+    brain.fit(range(2), ready_batches((4,) * 40), VALID)
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"), [("bypass", "after update 1"), ("meddles", "when a checkpoint was made")]
+)
+def test_weights_that_drift_apart_are_an_error(host: Host, tmp_path: Path, kind: str, when: str) -> None:
+    ended = host.start(drifts, tmp_path, kind, str(tmp_path / "save"))
+    assert all(each.status == 1 for each in ended)
+    assert any(
+        f"{when}, the weights of 'model' on rank 1 are not those of rank 0" in each.output for each in ended
+    )
+    assert not (tmp_path / "save").exists() or not list((tmp_path / "save").glob("step-*"))

@@ -139,7 +139,7 @@ class Brain:
         self._options = RunOptions.resolve(run_opts, hparams)
         self.device = self._options.find_device(self._world.local_rank)
         join(self._world, self.device, self._options.distributed_options)
-        self._ranks = Ranks(self._world, self._options.distributed_options)
+        self._ranks = Ranks(self._world, self._options.distributed_options, self.device)
         precision = precision_of(self._options.precision, self.device)
         self.training_ctx, self.scaler = precision.context(), precision.scaler()
         self.evaluation_ctx = precision_of(self._options.eval_precision, self.device).context()

@@ -102,13 +102,19 @@ class Ranks:
     Args:
         world: who takes part.
         options: how gradients are exchanged.
+        device: where this rank computes.
         clock: seconds; the main process's decides what is due.
     """
 
     def __init__(
-        self, world: World, options: DistributedOptions, clock: Callable[[], float] = time.monotonic
+        self,
+        world: World,
+        options: DistributedOptions,
+        device: torch.device,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.world = world
+        self._device = device
         self.agreed = Agreed(clock)
         self.step: Any = None  # DDP round the step, where `fit_batch` is ours
         self._signal: Callable[[], int] = lambda: 0  # what this process was asked to stop by
@@ -415,9 +421,13 @@ class Ranks:
         if not count:
             run.pending = []
         elif run.by_items:
-            run.pending = [(told[_WEIGHTED_LOSS] / weight, weight)]
+            run.pending = [(self._on_device(told[_WEIGHTED_LOSS] / weight), weight)]
         else:
-            run.pending = [(told[_LOSS] / count, weight / count)] * count
+            run.pending = [(self._on_device(told[_LOSS] / count), weight / count)] * count
+
+    def _on_device(self, loss: float) -> float | Tensor:
+        """Where a guard looks for losses that are not finite."""
+        return loss if self._device.type == "cpu" else torch.tensor(loss, device=self._device)
 
     def _heed(self, seconds: float, signals: float, signaled: float, busy: float) -> None:
         self.agreed.take(seconds, signals, signaled, busy)

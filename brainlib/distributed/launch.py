@@ -53,6 +53,11 @@ def spawn(
 
         if __name__ == "__main__":
             bl.spawn(train, nprocs=2)
+
+    >>> spawn(print, 2, devices="4")
+    Traceback (most recent call last):
+    ...
+    ValueError: devices names 1 (4), and there are 2 processes: one a device
     """
     in_notebook = not hasattr(
         sys.modules["__main__"], "__file__"
@@ -99,10 +104,6 @@ def _run(
     shutdown_seconds: int = 5,
     start_method: str = "spawn",
 ) -> dict[int, Any]:
-    # Half a second to import, and only those who launch need it.
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.launcher.api import LaunchConfig, launch_agent
-
     if nprocs < 1:
         raise ValueError(f"{nprocs} processes cannot train; give a number from 1 on")
     numbers = [number.strip() for number in devices.split(",")] if devices else []
@@ -110,6 +111,11 @@ def _run(
         raise ValueError(
             f"devices names {len(numbers)} ({devices}), and there are {nprocs} processes: one a device"
         )
+
+    # Half a second to import, and only those who launch need it.
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
     logs = (
         DefaultLogsSpecs()
         if log_dir is None

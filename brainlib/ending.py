@@ -79,7 +79,7 @@ def see_to(brain: Brain) -> None:
     """A boundary at which something is pending: a signal, or the end of what the run was started for. All ranks."""
     if brain._signals.pending:
         brain._signals.see_to()
-    if not brain._scope.inner and at_point(brain):
+    if not brain._scope.inner and may_be_left(brain):
         to_end(brain)
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from brainlib.common.logs import logger
+from brainlib.data.share import ALL, Share
 from brainlib.data.sources import BatchSource
 
 __all__ = ["FirstBatches"]
@@ -26,7 +27,7 @@ class FirstBatches(BatchSource):
         self._kept: list[Any] | None = None
         self.num_batches = None if source.num_batches is None else min(num, source.num_batches)
 
-    def read(self, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
+    def read(self, seed: int, epoch: int, start: int = 0, share: Share = ALL) -> Iterator[Any]:
         if self._kept is None:
             self._kept = list(islice(self._source.read(seed, 0), self._num))
             self._source.abandon()
@@ -34,7 +35,7 @@ class FirstBatches(BatchSource):
                 logger.warning(
                     "overfit_batches is %d, but %s has only %d", self._num, self.name, len(self._kept)
                 )
-        return islice(self._kept, start, None)
+        return share.deal(islice(self._kept, start, None))
 
     def abandon(self) -> None:
         self._source.abandon()

@@ -1161,8 +1161,12 @@ class Brain:
             return
         debug, benchmark = self._options.debug, self._options.benchmark_max_step is not None
         if benchmark or (debug and not self._options.debug_persistently):
-            self._debug_folder = tempfile.TemporaryDirectory(prefix="brainlib-debug-")  # goes with the Brain
-            self.checkpointer.checkpoints_dir = self._debug_folder.name
+            if self._world.is_main:
+                self._debug_folder = tempfile.TemporaryDirectory(
+                    prefix="brainlib-debug-"
+                )  # goes with the Brain
+            folder = self._debug_folder
+            self.checkpointer.checkpoints_dir = from_main(lambda: "" if folder is None else folder.name)
             logger.info(
                 "%s: checkpoints go to %s",
                 "debug" if debug else "benchmark",

@@ -8,6 +8,7 @@ Whatever stands in the YAML can be given on the command line: ``--lr 1e-4``, ``-
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -76,7 +77,13 @@ class DigitsBrain(bl.Brain):
             self.test_readings: list[tuple[Tensor, Tensor]] = []
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        accuracy = self.num_right[stage].item() / self.num_seen[stage]
+        counts = bl.gather(
+            (self.num_right[stage].item(), self.num_seen[stage])
+        )  # each rank has counted its own
+        accuracy = sum(right for right, _ in counts) / sum(seen for _, seen in counts)
+        if stage is Stage.TEST:  # whole batches were dealt out in turn
+            rounds = itertools.zip_longest(*bl.gather(self.test_readings))
+            self.test_readings = [reading for round_ in rounds for reading in round_ if reading is not None]
         self.stats[stage] = {"loss": stage_loss, "accuracy": accuracy}
         if stage is not Stage.VALID:
             return
@@ -224,7 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if hparams["find_lr"]:
         show_learning_rates(hparams, run_opts, splits["train"], folder)
         return {}
-    num_batches = math.ceil(len(splits["train"]) / hparams["train_loader"]["batch_size"])
+    bl.ddp_init_group(run_opts)
+    num_batches = math.ceil(len(splits["train"]) / hparams["train_loader"]["batch_size"] / len(bl.gather(0)))
     schedule = hparams["schedule"](num_total=num_batches * hparams["number_of_epochs"])
 
     brain = DigitsBrain(
@@ -246,6 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     seconds = brain.seconds()
     brain.evaluate(splits["test"], max_key="accuracy", test_loader_kwargs=EVALUATION_LOADER)
 
+    if not bl.if_main_process():
+        return {}
     results = collect_results(brain, folder, seconds)
     pictures = draw_pictures(brain, splits["test"], folder, results)
     bl.write_results(folder, results)

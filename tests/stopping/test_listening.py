@@ -167,7 +167,7 @@ def test_what_is_ignored_stays_ignored() -> None:
 def test_a_handler_in_c_stays_in_place(tmp_path: Path) -> None:
     """`faulthandler.register` is not to be seen from Python, and could not be put back."""
     with open(tmp_path / "stacks", "w") as file:
-        faulthandler.register(signal.SIGUSR1, file=file)
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
         try:
             brain = small(Asks)
             brain.does = lambda: os.kill(os.getpid(), signal.SIGUSR1)

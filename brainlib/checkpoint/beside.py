@@ -37,7 +37,7 @@ def settled(path: str | os.PathLike[str]) -> Path:
         path: A checkpoint's folder, or a folder of checkpoints.
     """
     place = Path(os.path.abspath(os.fspath(path)))
-    busy = [writer for writer in list(_WRITERS) if writer.busy]
+    busy = [writer for writer in list(_WRITERS) if writer.begun and writer.busy]
     if busy:
         real = os.path.realpath(place)
         for writer in busy:

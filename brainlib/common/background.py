@@ -63,13 +63,15 @@ class Background:
     """
 
     def __init__(self, name: str) -> None:
+        self.begun = False  # whether there is work that nobody has waited for
         self._name = name
         self._job: _Job | None = None
 
     @property
     def busy(self) -> bool:
         """Whether the work goes on."""
-        return self._job is not None and self._job.goes_on()
+        job = self._job  # in a process that was forked meanwhile the work is none of its business
+        return job is not None and not job.over and job.process == os.getpid()
 
     @property
     def failed(self) -> bool:
@@ -89,6 +91,7 @@ class Background:
         if sys.is_finalizing():  # a thread that is started now never runs
             work(hurried)
             return
+        self.begun = True
         job = self._job = _Job(work, self._name)
         try:
             job.thread.start()
@@ -112,7 +115,7 @@ class Background:
         job = self._job
         if job is None or job.thread is threading.current_thread():
             return
-        self._job = None
+        self._job, self.begun = None, False
         if job.error is not None:
             raise job.error
 
@@ -122,7 +125,7 @@ class Background:
         if job is not None and job.thread is not threading.current_thread():
             job.hurried = True
             # Not by Thread.join: a Ctrl-C in it marks a thread that goes on as ended (seen in CPython 3.11).
-            while job.goes_on():
+            while not job.over and job.process == os.getpid():
                 time.sleep(0.0005)
             job.thread.join()
 
@@ -134,8 +137,8 @@ class _Job:
         self.hurried = False  # whether somebody waits
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name=name)
-        self._process = os.getpid()
-        self._over = False
+        self.process = os.getpid()
+        self.over = False
         self._work = work
         self._decided = threading.Lock()  # taken for good by whoever is first: the thread, or who gives it up
 
@@ -151,8 +154,4 @@ class _Job:
         except BaseException as error:  # noqa: BLE001  # whatever it is, `wait` raises it
             self.error = error
         finally:
-            self._over = True
-
-    def goes_on(self) -> bool:
-        """Whether the work is not over; in a process that was forked meanwhile it is none of its business."""
-        return not self._over and self._process == os.getpid()
+            self.over = True

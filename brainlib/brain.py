@@ -425,6 +425,7 @@ class Brain:
                     if signals.pending or has_limit:
                         see_to(self)
                     asked = perf_counter()
+                signals.waiting = False
             except BaseException:
                 signals.waiting = False
                 self._take_back(trained)
@@ -432,7 +433,7 @@ class Brain:
             finally:
                 if not scope.inner:
                     self._ledger.move(waited, "compute", "data wait")
-        scope.batch, scope.left, signals.waiting = None, True, False
+        scope.batch, scope.left = None, True
         self._settle_verdict()
         if run.step == 0:
             raise ValueError(train.empty_message(run.epoch))

@@ -18,9 +18,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from brainlib.common.unbroken import unbroken
 from brainlib.data.randomness import Place
 from brainlib.data.share import ALL
-from brainlib.seeding import derive, note_generators, preserved_generators, seed_generators
+from brainlib.seeding import derive, note_generators, seed_generators
 
 __all__ = ["EpochOrder", "PlainOrder", "drawn_apart", "order_of"]
 
@@ -165,15 +166,23 @@ def drawn_apart(sampler: Iterable[Any], seed: int, chunk_size: int = _CHUNK) -> 
     iterator: Iterator[Any] | None = None
     inside: Callable[[], None] | None = None  # puts the generators into that stream
     while True:
-        with preserved_generators():
+        unbroken.inside = True
+        put_back = note_generators()
+        try:
             if inside is None:
                 seed_generators(seed)
-                iterator = iter(sampler)
             else:
                 inside()
-            assert iterator is not None
+            unbroken.leave()
+            if iterator is None:
+                iterator = iter(sampler)
             chunk = list(islice(iterator, chunk_size))
+            unbroken.inside = True
             inside = note_generators()
+        finally:
+            unbroken.inside = True
+            put_back()
+            unbroken.leave()
         yield from chunk
         if len(chunk) < chunk_size:
             return

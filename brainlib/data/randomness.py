@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-from brainlib.seeding import preserved_generators
+from brainlib.common.unbroken import unbroken
+from brainlib.seeding import note_generators
 
 __all__ = ["Place", "SeededCollate", "SeededDataset", "kept_apart"]
 
@@ -124,12 +125,17 @@ def kept_apart(batches: Iterator[Any]) -> Iterator[Any]:
     threads = torch.get_num_threads()
     end = object()
     while True:
-        with preserved_generators():
-            torch.set_num_threads(1)
-            try:
-                batch = next(batches, end)
-            finally:
-                torch.set_num_threads(threads)
+        unbroken.inside = True
+        put_back = note_generators()
+        torch.set_num_threads(1)
+        try:
+            unbroken.leave()
+            batch = next(batches, end)
+        finally:
+            unbroken.inside = True
+            torch.set_num_threads(threads)
+            put_back()
+            unbroken.leave()
         if batch is end:
             return
         yield batch

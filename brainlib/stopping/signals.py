@@ -18,6 +18,7 @@ from typing import Any
 from torch.utils.data._utils import signal_handling
 
 from brainlib.common.logs import logger
+from brainlib.common.unbroken import unbroken
 from brainlib.stopping.endings import Interrupted, Stopped
 from brainlib.stopping.grace import Grace
 
@@ -184,12 +185,17 @@ class Signals:
                 earlier(signum, frame)
             except BaseException as error:  # noqa: BLE001 - `ending` raises it: sys.exit() here would cut a batch in two
                 self._raised = error
-        if self.waiting and self._may_end():
+        self._break_wait()
+
+    def _break_wait(self) -> None:
+        """Break off the wait for data, if that is what the main thread does, and the run can be stopped where it is."""
+        if self.waiting and self._may_end() and not unbroken.postpone(self._break_wait):
             self._break_off()
 
     def _on_worker(self, signum: int, frame: FrameType | None) -> None:
         if self.waiting:
-            self._tell_of_worker(frame)
+            if not unbroken.postpone(lambda: self._tell_of_worker(None)):
+                self._tell_of_worker(frame)
         else:
             self._worker_died = self.pending = True
 
@@ -216,7 +222,7 @@ class Signals:
 
     def _begin(self, grace: float) -> None:
         self._asked, self._raised, self._worker_died = None, None, False
-        self.pending = self.waiting = self.broken_off = False
+        self.pending = self.waiting = self.broken_off = unbroken.inside = False
         caught = _caught_in_c()
         for signum in LISTENED_TO:
             earlier = signal.getsignal(signum)

@@ -28,8 +28,8 @@ PRINT_STACKS = (
 class Grace:
     """The watcher of this process, and what it is told.
 
-    >>> grace = Grace()
-    >>> grace.begin(10.0); grace.reached(); grace.end()
+    >>> grace = Grace()  # one a process: each has a watcher, which lives as long as the process
+    >>> grace.begin(0.0); grace.reached(); grace.end()  # no limit, so none is started
     """
 
     def __init__(self) -> None:

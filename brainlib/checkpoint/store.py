@@ -213,7 +213,13 @@ class Store:
         ):
             self._unwritten = None
         self._known, self.damaged, self._scanned = known, damaged, True
-        self._last_commit = max([self._last_commit, *(checkpoint.commit for _, checkpoint in known.values())])
+        self._last_commit = max(
+            self._last_commit,
+            _LAST_COMMITS.get(
+                os.path.realpath(self.folder), 0
+            ),  # one that is damaged or gone by now has had it
+            *(checkpoint.commit for _, checkpoint in known.values()),
+        )
         return self.known()
 
     def known(self) -> list[Checkpoint]:

@@ -126,7 +126,11 @@ class Background:
             job.hurried = True
             # Not by Thread.join: a Ctrl-C in it marks a thread that goes on as ended (seen in CPython 3.11).
             while not job.over and job.process == os.getpid():
+                if job.thread.ident is None and job.give_up():  # an interrupt came before it was started
+                    break
                 time.sleep(0.0005)
+            if job.thread.ident is None:
+                return
             job.thread.join()
 
 
@@ -144,7 +148,10 @@ class _Job:
 
     def give_up(self) -> bool:
         """Whether the thread has not begun, and will do nothing if it does."""
-        return self._decided.acquire(blocking=False)
+        given_up = self._decided.acquire(blocking=False)
+        if given_up:
+            self.over = True
+        return given_up
 
     def _run(self) -> None:
         if not self._decided.acquire(blocking=False):

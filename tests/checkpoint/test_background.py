@@ -465,7 +465,8 @@ def test_it_can_be_pickled(tmp_path: Path) -> None:
 def test_ctrl_c_in_saves_loses_nothing_and_blocks_nothing(tmp_path: Path) -> None:
     """Real ones, at random moments, from outside."""
     script = (
-        "import sys, time, threading, torch, brainlib as bl\n"
+        "import logging, sys, time, threading, torch, brainlib as bl\n"
+        "logging.getLogger('brainlib').setLevel('ERROR')\n"  # nobody reads the pipe meanwhile
         "model = torch.nn.Linear(400, 400)\n"
         f"c = bl.Checkpointer({str(tmp_path)!r}, {{'model': model}}, background=sys.argv[1] == '1')\n"
         "end, n = time.time() + 2, 0\n"

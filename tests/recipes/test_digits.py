@@ -313,7 +313,8 @@ def test_testing_without_training_says_so_and_draws_what_it_can(
 
 # ------------------------------------------------------------------------------------------------- killed, and again
 
-KILL_ARGUMENTS = ("--number_of_epochs", "8", "--ckpt_interval_steps", "7")
+# Not beside training: which saves are put off there depends on the clock, and so does the name "step-00000160-2".
+KILL_ARGUMENTS = ("--number_of_epochs", "8", "--ckpt_interval_steps", "7", "--ckpt_async", "False")
 
 
 def saved_weights(out: Path) -> dict[str, torch.Tensor]:

@@ -213,9 +213,6 @@ def write_torch(state: Any, file: SummedFile, pace: Callable[[], None] = hurried
     ...     read_state(file.path)
     {'weight': tensor([1., 1.])}
     """
-    if pace is hurried:
-        torch.save(state, file)  # type: ignore[arg-type]  # needs no more of a file than write and flush
-        return
 
     class Pickler(pickle.Pickler):
         """Pauses between two objects."""
@@ -224,7 +221,16 @@ def write_torch(state: Any, file: SummedFile, pace: Callable[[], None] = hurried
             pace()
             return NotImplemented
 
-    torch.save(state, file, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))  # type: ignore[arg-type]
+    module = pickle if pace is hurried else SimpleNamespace(__name__="pickle", Pickler=Pickler)
+    try:
+        torch.save(state, file, pickle_module=module)  # type: ignore[arg-type]  # needs write and flush of a file
+    except RuntimeError as error:
+        first = error.__context__  # torch makes an error about positions of a Ctrl-C, see `SummedFile`
+        while first is not None and isinstance(first, Exception):
+            first = first.__context__
+        if first is not None:
+            raise first from None
+        raise
 
 
 def refuse_unsafe(path: Path, where: str) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -216,55 +217,71 @@ class SummedFile:
 
 
 class _Summing:
-    """Adds pieces to a sum in a thread of its own; at once where no thread can be had, as while the program ends."""
+    """Adds pieces to a sum in a thread of its own; at once where no thread can be had, as while the program ends.
+
+    The thread does not know this object and ends with it, also where an interrupt has dropped it half made.
+    """
 
     def __init__(self, total: Any) -> None:
         self._total = total
-        self._given: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._news: SimpleQueue[None] = SimpleQueue()
-        self._num_given = self._num_summed = 0
-        self._over = False
+        self._num_given = 0
+        self._queues = _Queues()
         self._thread: Thread | None = None
         if not sys.is_finalizing():
-            self._thread = Thread(target=self._run, name="brainlib-sum", daemon=True)
+            given = self._queues.given
+            dropped = weakref.ref(self, given.put)  # no Python runs when it is, so no interrupt can come then
+            self._thread = Thread(
+                target=_sum, args=(total, self._queues, dropped), name="brainlib-sum", daemon=True
+            )
             try:
                 self._thread.start()
             except BaseException as error:
-                self._given.put(None)  # it ends at once if it has begun all the same
+                given.put(None)  # it ends at once if it has begun all the same
                 self._thread = None
                 if not isinstance(error, RuntimeError):
                     raise
-
-    def _run(self) -> None:
-        while (piece := self._given.get()) is not None:
-            self._total.update(piece)
-            del piece
-            self._num_summed += 1
-            self._news.put(None)
-        self._over = True
 
     def start(self, piece: memoryview) -> None:
         if self._thread is None:
             self._total.update(piece)
             return
-        self._given.put(piece)
+        self._queues.given.put(piece)
         self._num_given += 1
 
     def wait(self) -> None:
         """Returns when all pieces are in the sum; their memory is not looked at any more."""
-        while self._num_summed < self._num_given:
+        while self._queues.num_summed < self._num_given:
             try:
-                self._news.get(timeout=0.1)  # an interrupt may have taken the news and told nobody
+                self._queues.news.get(timeout=0.1)  # an interrupt may have taken the news and told nobody
             except Empty:
                 continue
 
     def close(self) -> None:
         """Ends the thread."""
-        self._given.put(None)
+        self._queues.given.put(None)
         if self._thread is not None:
-            while not self._over:  # not by Thread.join, see `background.Background.join`
+            while not self._queues.over:  # not by Thread.join, see `background.Background.join`
                 time.sleep(0.0001)
             self._thread.join()
+
+
+class _Queues:
+    """What the thread that sums and the one that writes have in common."""
+
+    def __init__(self) -> None:
+        self.given: SimpleQueue[object] = SimpleQueue()  # pieces; anything else is the end
+        self.news: SimpleQueue[None] = SimpleQueue()  # one for each that is summed
+        self.num_summed = 0
+        self.over = False
+
+
+def _sum(total: Any, queues: _Queues, _dropped: object) -> None:
+    while isinstance(piece := queues.given.get(), memoryview):
+        total.update(piece)
+        del piece
+        queues.num_summed += 1
+        queues.news.put(None)
+    queues.over = True
 
 
 def _with_path(error: OSError, path: Path) -> OSError:

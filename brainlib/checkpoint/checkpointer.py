@@ -7,6 +7,7 @@ with its live object → apply, and put everything back if one fails. Only the m
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import tempfile
@@ -629,7 +630,8 @@ class Checkpointer:
         self._settle()
         self._taking = True
         try:
-            entries, beside = self._take_states()
+            with _no_search_for_rings():
+                entries, beside = self._take_states()
             counters = (
                 {key: int(value) for key, value in self._owner.counters().items()} if self._owner else {}
             )
@@ -1327,6 +1329,18 @@ class Checkpointer:
 def _method(obj: object, name: str) -> Callable[..., Any] | None:
     """A hook method as a function of the object, in the form that the object's own class gives it; None for ""."""
     return getattr(type(obj), name) if name else None
+
+
+@contextmanager
+def _no_search_for_rings() -> Iterator[None]:
+    """Python searches for rings again whenever enough objects are new: half of the time that many small states take."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _state_of(recoverable: Recoverable, names: ParameterNames) -> Any:

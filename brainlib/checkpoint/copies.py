@@ -34,7 +34,8 @@ class _Memory:
 
     buffer: torch.UntypedStorage
     views: dict[Any, Tensor] = field(default_factory=dict)  # by dtype, offset, shape and stride
-    taken: int = 0  # the copy that its bytes are of
+    taken: int = 0  # the number of the copy that its bytes are of
+    given_up: bool = False  # whether the storage has another one now, or is gone
 
 
 @dataclass(slots=True)
@@ -110,12 +111,23 @@ class Copies:
         except RecursionError:
             raise CheckpointError("a state contains itself") from None
         finally:
+            num_taken = sum(len(lane.sources) for lane in self._lanes.values())
             for lane in self._lanes.values():
                 lane.sources.clear()
                 lane.targets.clear()
-        # What was not met this time is gone; to hold its memory would be a second copy.
-        self._memories, self._known = sweep.memories, sweep.known
+        self._forget(num_taken)
         return copied, odd
+
+    def _forget(self, num_taken: int) -> None:
+        """What was not met this time is gone; to hold its memory would be a second copy."""
+        if num_taken == len(self._memories) and len(self._known) <= 2 * num_taken:
+            return
+        for place in [place for place, memory in self._memories.items() if memory.taken != self._number]:
+            self._memories.pop(place).given_up = True
+        for name in [
+            name for name, each in self._known.items() if each.memory.given_up or each.tensor() is None
+        ]:
+            del self._known[name]
 
     def __reduce__(self) -> tuple[type[Copies], tuple[()]]:
         return Copies, ()  # a copy of it begins with memory of its own
@@ -136,10 +148,8 @@ class _Sweep:
         lanes: defaultdict[torch.device, _Lane],
         number: int,
     ) -> None:
-        self.memories: dict[int, _Memory] = {}
-        self.known: dict[int, _Known] = {}
         self.odd = self.bare = False
-        self._memories_before, self._known_before = memories, known
+        self._memories, self._known = memories, known
         self._lanes = lanes
         self._number = number
 
@@ -176,6 +186,8 @@ class _Sweep:
                 copied[key] = tensor(item)
             elif kind in unchanging:
                 copied[key] = item
+            elif kind is dict:
+                copied[key] = self._items(item, {})
             else:
                 copied[key] = walk(item)
             if type(key) not in unchanging:
@@ -194,26 +206,25 @@ class _Sweep:
         return value.detach().to("cpu", copy=True)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        name = id(tensor)
-        known = self._known_before.get(name)
+        known = self._known.get(id(tensor))
         if known is None or known.tensor() is not tensor:
             return self._met_first(tensor)
+        memory = known.memory
         storage = tensor.untyped_storage()  # it may have been exchanged, or have grown
         if (
             storage._cdata != known.place
             or storage.nbytes() != known.num_bytes
             or known.dtype is not tensor.dtype
             or known.shape != tensor.shape
+            or memory.given_up
         ):
             return self._met_first(tensor)
-        memory, view = known.memory, known.view
-        if self.memories.setdefault(known.place, memory) is not memory:
-            return self._met_first(tensor)
-        self.known[name] = known
-        if memory.taken != self._number:
-            memory.taken = self._number
-            known.lane.sources.append(tensor)
-            known.lane.targets.append(view)
+        number, view = self._number, known.view
+        if memory.taken != number:
+            memory.taken = number
+            lane = known.lane
+            lane.sources.append(tensor)
+            lane.targets.append(view)
         return view
 
     def _met_first(self, tensor: Tensor) -> Tensor:
@@ -228,12 +239,11 @@ class _Sweep:
             return self._odd(tensor)  # type: ignore[no-any-return]
         storage = tensor.untyped_storage()
         place = storage._cdata
-        memory = self.memories.get(place)
-        if memory is None:
-            memory = self._memories_before.get(place)
-            if memory is None or memory.buffer.nbytes() != storage.nbytes():
-                memory = _Memory(_memory_for(storage))
-            self.memories[place] = memory
+        memory = self._memories.get(place)
+        if memory is None or (memory.taken != self._number and memory.buffer.nbytes() != storage.nbytes()):
+            if memory is not None:
+                memory.given_up = True
+            memory = self._memories[place] = _Memory(_memory_for(storage))
         spot = (tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
         view = memory.views.get(spot)
         if view is None:
@@ -248,7 +258,7 @@ class _Sweep:
             lane.sources.append(tensor if whole else _bytes_of(storage))
             lane.targets.append(view if whole else _bytes_of(memory.buffer))
         if whole:
-            self.known[id(tensor)] = _Known(
+            self._known[id(tensor)] = _Known(
                 weakref.ref(tensor), tensor.dtype, tensor.shape, place, storage.nbytes(), memory, view, lane
             )
         return view

@@ -50,11 +50,16 @@ class ParameterNames:
         self._names: dict[int, list[str]] = {}
         for prefix, module in modules.items():
             for name, parameter in bare_module(module).named_parameters(remove_duplicate=False):
-                self._names.setdefault(id(parameter), []).append(f"{prefix}.{name}")
+                key = id(parameter)
+                if key in self._names:
+                    self._names[key].append(f"{prefix}.{name}")
+                else:
+                    self._names[key] = [f"{prefix}.{name}"]
 
     def of(self, parameter: torch.Tensor) -> tuple[str, ...]:
         """The names of a parameter, the shortest first; empty for one that no known module holds."""
-        return tuple(sorted(self._names.get(id(parameter), ()), key=lambda name: (len(name), name)))
+        found = self._names.get(id(parameter), ())
+        return tuple(found if len(found) < 2 else sorted(found, key=lambda name: (len(name), name)))
 
 
 class Kind:

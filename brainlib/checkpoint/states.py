@@ -30,6 +30,7 @@ __all__ = [
     "Own",
     "as_json",
     "clone",
+    "on_cpu",
     "read_state",
     "refuse_unreadable",
     "refuse_unsafe",
@@ -196,6 +197,22 @@ def _json_exact(value: Any) -> bool:
     return kind is dict and all(
         type(k) is str and _json_exact(k) and _json_exact(v) for k, v in value.items()
     )
+
+
+def on_cpu(state: Any) -> bool:
+    """Whether all tensors of a plain state are in the memory of the CPU.
+
+    Args:
+        state: What `tidy` returned, or a copy of it.
+
+    >>> on_cpu({"weight": torch.ones(2), "steps": [3]}), on_cpu([torch.ones(2, device="meta")])
+    (True, False)
+    """
+    if isinstance(state, torch.Tensor):
+        return state.device.type == "cpu"
+    if isinstance(state, dict):
+        return all(map(on_cpu, state.values()))
+    return all(map(on_cpu, state)) if isinstance(state, (list, tuple, set)) else True
 
 
 def write_torch(state: Any, file: SummedFile, pace: Callable[[], None] = hurried) -> None:

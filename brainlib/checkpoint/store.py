@@ -97,9 +97,11 @@ class Draft:
         self._disk = disk
 
     @contextmanager
-    def file(self, name: str, pace: Callable[[], None] = hurried) -> Iterator[SummedFile]:
-        """A new file of the draft, to be written front to back; synced when left. `pace`: see `SummedFile`."""
-        with SummedFile(self.path / name, self._disk, pace=pace) as file:
+    def file(
+        self, name: str, pace: Callable[[], None] = hurried, owner: object = None
+    ) -> Iterator[SummedFile]:
+        """A new file of the draft, to be written front to back; synced when left. `pace`, `owner`: see `SummedFile`."""
+        with SummedFile(self.path / name, self._disk, owner=owner, pace=pace) as file:
             yield file
         self.files[name] = FileSum(file.size, file.sha256)
 

@@ -113,9 +113,12 @@ class SummedFile:
         path: Where the file is created; nothing may be there.
         disk: What it writes through.
         synced: Whether its bytes have to be on the disk when it is left; not needed for what can be made anew.
+        owner: What holds the memory that `write` is given, and leaves it as it is until `sha256` has been asked. Then
+            the sum is taken beside all that follows, the sync included. With none it is taken before `write` returns,
+            and the memory is the caller's again.
         pace: Is called between small pieces, of which there may be many thousands, see `background.Pace`.
 
-    Large pieces are summed while they are written, each before `write` returns: afterwards the memory is the caller's.
+    Large pieces are summed in a thread beside the one that writes.
     It has the `write` and `flush` that ``torch.save`` needs. Leave it as a context manager: the file is then synced.
     The first failure of a write is the one that leaves the block, whatever was made of it on the way: ``torch.save``
     turns a full disk, and a Ctrl-C as well, into a RuntimeError about positions.
@@ -129,10 +132,17 @@ class SummedFile:
     """
 
     def __init__(
-        self, path: Path, disk: Disk = DISK, *, synced: bool = True, pace: Callable[[], None] = hurried
+        self,
+        path: Path,
+        disk: Disk = DISK,
+        *,
+        synced: bool = True,
+        owner: object = None,
+        pace: Callable[[], None] = hurried,
     ) -> None:
         self.path = path
         self.synced = synced
+        self._owner = owner
         self._pace = pace
         self._beside: _Summing | None = None
         self.size = 0  # bytes
@@ -145,6 +155,7 @@ class SummedFile:
     @property
     def sha256(self) -> str:
         """The sum of what was written, in hexadecimal; of all of it once the block is left."""
+        self._end_sum()
         return self._sum.hexdigest()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -172,17 +183,18 @@ class SummedFile:
 
     def _write(self, rest: memoryview) -> None:
         try:
-            if len(rest) < BESIDE_BYTES:
+            if self._beside is None and len(rest) < BESIDE_BYTES:
                 self._sum.update(rest)
                 self._put(rest)
                 return
             if self._beside is None:
-                self._beside = _Summing(self._sum)
+                self._beside = _Summing(self._sum, self._owner)
             self._beside.start(rest)
             try:
                 self._put(rest)
             finally:
-                self._beside.wait()
+                if self._owner is None:
+                    self._beside.wait()
         except OSError as error:
             self._failure = _with_path(error, self.path)
             raise self._failure from error
@@ -198,6 +210,7 @@ class SummedFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        whole = False
         try:
             if self._failure is not None:
                 raise self._failure
@@ -208,21 +221,28 @@ class SummedFile:
                         self._disk.fsync(self._fd)
                 except OSError as error:
                     raise _with_path(error, self.path) from error
+                whole = True
         finally:
             try:
-                if self._beside is not None:
-                    self._beside.close()
+                if not whole or self._owner is None:
+                    self._end_sum()
             finally:
                 self._disk.close(self._fd)
+
+    def _end_sum(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.close()
 
 
 class _Summing:
     """Adds pieces to a sum in a thread of its own; at once where no thread can be had, as while the program ends.
 
-    The thread does not know this object and ends with it, also where an interrupt has dropped it half made.
+    The thread does not know this object and ends with it, also where an interrupt has dropped it half made. It knows
+    the owner of the memory, which so outlives it.
     """
 
-    def __init__(self, total: Any) -> None:
+    def __init__(self, total: Any, owner: object) -> None:
         self._total = total
         self._num_given = 0
         self._queues = _Queues()
@@ -231,7 +251,7 @@ class _Summing:
             given = self._queues.given
             dropped = weakref.ref(self, given.put)  # no Python runs when it is, so no interrupt can come then
             self._thread = Thread(
-                target=_sum, args=(total, self._queues, dropped), name="brainlib-sum", daemon=True
+                target=_sum, args=(total, self._queues, (dropped, owner)), name="brainlib-sum", daemon=True
             )
             try:
                 self._thread.start()
@@ -249,16 +269,24 @@ class _Summing:
         self._num_given += 1
 
     def wait(self) -> None:
-        """Returns when all pieces are in the sum; their memory is not looked at any more."""
+        """Returns when all pieces are in the sum; their memory is not looked at any more, also after an interrupt."""
+        interrupt: BaseException | None = None
         while self._queues.num_summed < self._num_given:
             try:
                 self._queues.news.get(timeout=0.1)  # an interrupt may have taken the news and told nobody
             except Empty:
                 continue
+            except BaseException as error:  # noqa: BLE001  # it is raised when the memory may go
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def close(self) -> None:
-        """Ends the thread."""
-        self._queues.given.put(None)
+        """Ends the thread, when all is summed."""
+        try:
+            self.wait()
+        finally:
+            self._queues.given.put(None)
         if self._thread is not None:
             while not self._queues.over:  # not by Thread.join, see `background.Background.join`
                 time.sleep(0.0001)
@@ -275,7 +303,7 @@ class _Queues:
         self.over = False
 
 
-def _sum(total: Any, queues: _Queues, _dropped: object) -> None:
+def _sum(total: Any, queues: _Queues, _held: object) -> None:
     while isinstance(piece := queues.given.get(), memoryview):
         total.update(piece)
         del piece

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,40 @@ def test_a_large_piece_may_be_reused_when_it_is_written(tmp_path: Path) -> None:
             piece[:] = bytes(len(piece))  # as a caller does who fills the same buffer again
             piece[7] = 1
     assert file.sha256 == expected.hexdigest() == sha256_of(tmp_path / "a")
+
+
+def test_memory_that_has_an_owner_is_summed_beside_what_follows(tmp_path: Path) -> None:
+    """All that is written after a large piece, the sync and the end of the file."""
+    owner = [os.urandom(3 * CHUNK_BYTES + 17), b"small", os.urandom(CHUNK_BYTES)]
+    with SummedFile(tmp_path / "a", owner=owner) as file:
+        for piece in owner:
+            file.write(piece)
+    whole = b"".join(owner)
+    assert (tmp_path / "a").read_bytes() == whole
+    assert (file.size, file.sha256) == (len(whole), hashlib.sha256(whole).hexdigest())
+    assert not [thread for thread in threading.enumerate() if thread.name == "brainlib-sum"]
+
+
+@pytest.mark.parametrize("owner", [None, []])
+def test_the_thread_that_sums_ends_with_the_file(tmp_path: Path, owner: object) -> None:
+    """Also where the block is left by an error, and where the file is dropped before it is left."""
+
+    def summing() -> bool:
+        return any(thread.name == "brainlib-sum" for thread in threading.enumerate())
+
+    piece = os.urandom(3 * CHUNK_BYTES)
+    with pytest.raises(KeyError), SummedFile(tmp_path / "a", owner=owner) as file:
+        file.write(piece)
+        raise KeyError
+    assert not summing()
+    dropped = SummedFile(tmp_path / "b", owner=owner)
+    dropped.write(piece)
+    assert summing()
+    del dropped
+    deadline = time.monotonic() + 5
+    while summing() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not summing()
 
 
 def test_what_can_be_made_anew_is_not_synced(tmp_path: Path) -> None:

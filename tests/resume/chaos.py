@@ -2,8 +2,9 @@
 
 *The sweep*: every cell is cut at every place, as often as a run comes there. *At random*: 300 kills by a seed, half of
 them at a place, half sent from outside at a random moment, of which half are killed once more while they go on; the
-table tells what the processes were doing. *With interpreters of their own*: ten cells once more, as a user starts
-them, with two torch threads, and going on with another number of workers.
+table tells what the processes were doing. *Signals*: 100 at random moments, to runs of all styles. *With interpreters
+of their own*: ten cells once more, as a user starts them, with two torch threads, and going on with another number of
+workers.
 
 Each failure is printed with the arguments that repeat it alone. It exits with 1 unless all are equal.
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.resume import signals
 from tests.resume.job import DOING, WRITING
 from tests.resume.plan import CELLS, PLACES, Cell, Cut
 from tests.resume.runs import (
@@ -40,6 +42,7 @@ from tests.resume.runs import (
 
 NUM_KILLS = 300
 NUM_FRESH = 10
+NUM_SIGNALS = 100
 NUM_MOMENTS = 20  # tried for a kill from outside until one comes before the process has ended by itself
 TWO_THREADS = ("--threads", "2")
 
@@ -153,6 +156,15 @@ class Chaos:
         for cell, (cut, wrong) in zip(cells, self.in_lanes(work, cells), strict=True):
             self.judge("cuts with interpreters of their own", wrong, f'--fresh --cell {cell} --cut "{cut}"')
 
+    def send_signals(self, number: int, num_lanes: int) -> None:
+        """At random moments, to runs of all styles."""
+        trials = signals.sweep(number, self.seed, num_lanes)
+        print(signals.report(trials), flush=True)
+        for trial in trials:
+            self.judge(
+                "runs that random signals stopped", trial.problems, f"--seed {self.seed} --signals {number}"
+            )
+
     # ------------------------------------------------------------------------------------------- what comes of it
 
     def judge(self, kind: str, wrong: list[str], arguments: str) -> bool:
@@ -200,6 +212,7 @@ def main() -> int:
     parser.add_argument(
         "--fresh", action="store_true", help="of --cell: with an interpreter for each process"
     )
+    parser.add_argument("--signals", type=int, help="only so many random signals")
     parser.add_argument("--kill", type=int, help="of the random ones of --seed: only this one")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
@@ -210,7 +223,9 @@ def main() -> int:
         lanes(arguments.lanes, Path(home)) as in_lanes,
     ):
         chaos = Chaos(in_lanes, seed)
-        if arguments.kill is not None:
+        if arguments.signals is not None:
+            chaos.send_signals(arguments.signals, arguments.lanes)
+        elif arguments.kill is not None:
             chaos.run_uncut([random.Random(f"{seed}-{arguments.kill}").choice(CELLS)])
             chaos.kill_at_random([arguments.kill])
         elif arguments.cell is not None and arguments.fresh:
@@ -222,6 +237,7 @@ def main() -> int:
             chaos.run_uncut(CELLS)
             chaos.sweep(CELLS)
             chaos.kill_at_random(range(arguments.kills))
+            chaos.send_signals(NUM_SIGNALS, arguments.lanes)
             chaos.with_interpreters(random.Random(seed).sample(CELLS, NUM_FRESH))
     print(f"{chaos.summary()}; seed {seed}, {time.monotonic() - begin:.0f} s")
     return 1 if chaos.wrong else 0

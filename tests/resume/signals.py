@@ -219,6 +219,18 @@ def sweep(number: int = 100, seed: int = 0, lanes: int = 2) -> list[Trial]:
     return trials
 
 
+def report(trials: list[Trial]) -> str:
+    """How the runs ended, in lines, and what is wrong with which of them."""
+    statuses = sum((trial.statuses for trial in trials), Counter())
+    bad = [trial for trial in trials if trial.problems]
+    lines = [f"{sum(statuses.values())} signals to {len(trials)} runs, {len(bad)} of them with problems"]
+    lines += [f"  status {status:4d}: {count}" for status, count in sorted(statuses.items())]
+    lines.append(f"  slowest end after a signal: {max(trial.slowest for trial in trials):.2f} s")
+    for trial in bad:
+        lines += [f"\n{trial.style} {trial.arguments} {trial.signals}", *trial.problems]
+    return "\n  ".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -228,15 +240,8 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="how many runs at a time")
     given = parser.parse_args()
     trials = sweep(given.number, given.seed, given.lanes)
-    statuses = sum((trial.statuses for trial in trials), Counter())
-    bad = [trial for trial in trials if trial.problems]
-    print(f"{sum(statuses.values())} signals to {len(trials)} runs, {len(bad)} of them with problems")
-    for status, count in sorted(statuses.items()):
-        print(f"  status {status:4d}: {count}")
-    print(f"  slowest end after a signal: {max(trial.slowest for trial in trials):.2f} s")
-    for trial in bad:
-        print(f"\n{trial.style} {trial.arguments} {trial.signals}", *trial.problems, sep="\n  ")
-    sys.exit(bool(bad))
+    print(report(trials))
+    sys.exit(any(trial.problems for trial in trials))
 
 
 if __name__ == "__main__":

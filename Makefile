@@ -11,7 +11,7 @@ MOVED := $(shell test ! -e .venv/made-in || test "`cat .venv/made-in`" = "`pwd -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test faults faults-ddp chaos histories lint format bench hooks clean FORCE
+.PHONY: help demo test faults faults-ddp chaos histories docs lint format bench hooks clean FORCE
 
 help:
 	@echo 'make demo     train on handwritten digits; everything goes to the folder OUT ($(OUT))'
@@ -20,6 +20,7 @@ help:
 	@echo 'make faults-ddp  every fault in every place on either of two ranks: minutes, a table'
 	@echo 'make chaos    runs killed at every place and at 300 random moments, and resumed: a quarter of an hour, tables'
 	@echo 'make histories  10,000 random histories of metrics against the rules for keeping snapshots; make test has 600'
+	@echo 'make docs     build the documentation as a site, into site/; a broken link is an error'
 	@echo 'make lint     formatting, lint, types, the arrows between modules'
 	@echo 'make format   let ruff format the code and sort the imports'
 	@echo 'make bench    run the benchmarks: minutes, not part of the tests'
@@ -48,6 +49,10 @@ chaos: .venv/ready-test
 histories: .venv/ready-test
 	@BRAINLIB_HISTORIES=10000 $(IN) -m pytest tests/test_snapshot.py -k oracle $(ARGS)
 
+docs: .venv/ready-docs
+	@NO_MKDOCS_2_WARNING=1 $(IN) -m mkdocs build --strict --quiet
+	@echo 'site/index.html'
+
 lint: .venv/ready-test
 	@$(IN) -m ruff format --check .
 	@$(IN) -m ruff check .
@@ -68,13 +73,13 @@ hooks: .venv/ready-test
 	@$(IN) -m pre_commit install
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------------------------------------- the environment
-# .venv/ready-demo and .venv/ready-test stand for the extras [demo] and [test] being installed. The file is written last,
+# .venv/ready-demo, -test and -docs stand for the extras [demo], [test] and [docs] being installed. The file is written last,
 # so that an installation that was interrupted is taken up again.
-.venv/ready-demo .venv/ready-test: .venv/ready-%: pyproject.toml $(MOVED)
+.venv/ready-demo .venv/ready-test .venv/ready-docs: .venv/ready-%: pyproject.toml $(MOVED)
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 	    echo "There is no '$(PYTHON)' here. Install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3"; exit 1; } >&2
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("brainlib needs Python 3.10 or newer; $(PYTHON) is %d.%d. Name a newer one: make PYTHON=/path/to/python3" % v[:2])'

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -132,6 +132,7 @@ class Whereabouts:
     attempt: Attempt
     at: At
     optimizer_step: int  # updates of the whole run so far
+    ledger: Mapping[str, Any] | None = None  # of the epoch, where one is about to close
 
     def whereabouts(self) -> Whereabouts:
         """These: of a run that stands still."""

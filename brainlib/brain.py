@@ -47,6 +47,7 @@ from brainlib.options import RunOptions
 from brainlib.precision import precision_of
 from brainlib.profiling.benchmark import loader_options_for
 from brainlib.profiling.ledger import Ledger
+from brainlib.profiling.run_ledger import RunLedger
 from brainlib.progress import Progress
 from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, preserved_generators
@@ -157,6 +158,7 @@ class Brain:
         self._outer = self._new_scope()
         self._scope = self._outer  # of the innermost fit: a hook may call fit
         self._ledger = Ledger()  # of the fit that runs, or of the last one
+        self._run_ledger = RunLedger()  # of all of them, over restarts
         self._signals = Signals(deaf=True)  # until something runs that listens
         self._seed: int | None = seed_of(hparams)
         self._state = BrainState(self)
@@ -387,9 +389,9 @@ class Brain:
         marks = self._custom_fit_batch and self.checkpointer is not None
         read_loss, keep_buffers, trained = run.loss.value, scope.keep_buffers, run.step
         has_limit = self._options.max_time is not None or self._profiler is not None
-        waited, asked = 0.0, perf_counter()
+        waited = 0.0
         with (
-            self._ledger_on("compute"),
+            _ALL_ALIKE if scope.inner else self._ledger.training(lambda: waited),
             self._progress.bar("train", total, run.step, self._shows(progressbar)) as bar,
             self._watched(),
         ):
@@ -400,6 +402,7 @@ class Brain:
                 signals.waiting = True
                 if signals.pending or has_limit:
                     see_to(self)
+                asked = perf_counter()
                 for batch in batches:
                     waited += perf_counter() - asked
                     signals.waiting, scope.left = False, True
@@ -425,14 +428,13 @@ class Brain:
                     if signals.pending or has_limit:
                         see_to(self)
                     asked = perf_counter()
+                else:
+                    waited += perf_counter() - asked
                 signals.waiting = False
             except BaseException:
                 signals.waiting = False
                 self._take_back(trained)
                 raise
-            finally:
-                if not scope.inner:
-                    self._ledger.move(waited, "compute", "data wait")
         scope.batch, scope.left = None, True
         self._settle_verdict()
         if run.step == 0:
@@ -1099,8 +1101,10 @@ class Brain:
         """
         closing = closing and not self._scope.inner
         if closing:
-            losses = self._scope.losses
-            meta = {"epoch": epoch, "optimizer_step": self._scope.run.optimizer_step}
+            losses, run = self._scope.losses, self._scope.run
+            items = run.loss.weight if run.by_items else None
+            self._scope.epoch_ledger = self._run_ledger.epoch(run.optimizer_step, items)
+            meta = {"epoch": epoch, "optimizer_step": run.optimizer_step}
             valid = {"loss": losses["valid_loss"]} if "valid_loss" in losses else None
             for log in self.loggers:
                 log.log_stats(meta, {"loss": losses["train_loss"]}, valid)
@@ -1109,6 +1113,8 @@ class Brain:
             yield
         finally:
             self._scope.closing = kept
+            if closing:
+                self._scope.epoch_ledger = None
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:

@@ -95,7 +95,8 @@ class BrainState:
 
     def whereabouts(self) -> Whereabouts:
         """Where something is logged that is logged now."""
-        return Whereabouts(self.attempt, self._place(), self._brain._outer.run.optimizer_step)
+        outer = self._brain._outer
+        return Whereabouts(self.attempt, self._place(), outer.run.optimizer_step, outer.epoch_ledger)
 
     def _place(self) -> At:
         brain, outer = self._brain, self._brain._outer
@@ -234,6 +235,7 @@ class BrainState:
             "own_generators": {name: _generator_state(g) for name, g in self._own_generators().items()},
             "num_ranks": run.num_ranks,
             "ranks": self.parts,
+            "ledger": brain._run_ledger.state(),
         }
 
     # ---- what each rank alone knows
@@ -296,6 +298,7 @@ class BrainState:
                 f"weights alone."
             )
         brain._outer.run.load_state_dict(state["run"])
+        brain._run_ledger.load(state.get("ledger"))  # not in checkpoints of before there was one
         if not self.loaded:  # later loads apply the same checkpoint once more
             self._say_what_differs(state)
         brain._seed = state["seed"]

@@ -63,6 +63,7 @@ class FitScope:
         None  # marks of the gradients when it was handed out, where fit_batch is the user's
     )
     losses: dict[str, float] = field(default_factory=dict)  # of the epoch that is about to close
+    epoch_ledger: dict[str, Any] | None = None  # of that epoch, while it is logged
     updates_before: int = 0  # optimizer_step when the open window began
     told: int = 0  # nonfinite windows that a warning has named
     window_began: int = 0  # optimizer_step when it began, whoever stepped in it since

@@ -8,8 +8,10 @@ from typing import Any
 from brainlib.checks.anomaly import AnomalyGuard
 from brainlib.checks.inspector import Inspector
 from brainlib.checks.options import ALL
+from brainlib.common.logs import logger
 from brainlib.options import RunOptions
 from brainlib.profiling.benchmark import Benchmark
+from brainlib.profiling.flops import FlopCounter
 from brainlib.profiling.instruments import Instruments
 from brainlib.profiling.profiler import Profiler
 from brainlib.profiling.settings import ProfilerOptions
@@ -45,8 +47,19 @@ def instruments(profiler: Any, options: RunOptions) -> Instruments | None:
         *([] if wanted is None else [Profiler(wanted)]),
         *([] if options.benchmark_max_step is None else [Benchmark(options.benchmark_max_step)]),
         *_checks(options),
+        *_counter(options),
     ]
     return Instruments(given) if given else None
+
+
+def _counter(options: RunOptions) -> Iterator[Any]:
+    if options.count_flops and options.compile:
+        logger.warning(
+            "count_flops has no effect with compile: torch's counter sees operators, and compiled modules call others. "
+            "Count in a short run without compile; there are as many operations in it."
+        )
+    elif options.count_flops:
+        yield FlopCounter(options.peak_flops)
 
 
 def _checks(options: RunOptions) -> Iterator[Any]:

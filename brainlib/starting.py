@@ -23,6 +23,7 @@ from brainlib.announcements import (
 )
 from brainlib.attempt import logging_for
 from brainlib.brain_state import warn_of_unsaved
+from brainlib.checkpoint.options import NEVER
 from brainlib.common.logs import logger
 from brainlib.data.share import Share
 from brainlib.data.sources import BatchSource, Lookahead
@@ -32,6 +33,7 @@ from brainlib.ending import at_point, end_early, listen, put_back, see_to, take_
 from brainlib.experiment import in_experiment
 from brainlib.fit_scope import FitScope, nothing
 from brainlib.profiling.ledger import Ledger
+from brainlib.profiling.run_ledger import Starts
 from brainlib.seeding import derive, draw_seed, seed_generators
 from brainlib.stage import Stage
 from brainlib.stopping.endings import Enough, Interrupted
@@ -95,18 +97,29 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
 @contextmanager
 def _in_ledger(brain: Brain) -> Iterator[None]:
     """Inside, the wall time of the fit is shared out, and told in the end."""
-    brain._ledger = Ledger()
-    before, checkpointer = brain._outer.run.optimizer_step, brain.checkpointer
+    brain._ledger = fit = Ledger()
+    run, checkpointer = brain._outer.run, brain.checkpointer
+    finished = False
+    brain._run_ledger.fit_begins(fit, _starts_of(brain))
     if checkpointer is not None:
-        checkpointer.timed = lambda: brain._ledger.on("checkpoint")
+        checkpointer.timed = lambda: fit.on("checkpoint")
     try:
         yield
+        finished = True
     finally:
         if checkpointer is not None:
             checkpointer.timed = nullcontext
-        brain._ledger.close()
-        run = brain._outer.run
-        brain._ledger.tell(max(run.optimizer_step - before, 0), run.elapsed())
+        fit.close()
+        brain._run_ledger.fit_ends(finished)
+        fit.tell(run.optimizer_step)
+        brain._run_ledger.tell(run.optimizer_step)
+
+
+def _starts_of(brain: Brain) -> Starts | None:
+    """Where the starts of this run are noted, by the main rank."""
+    if brain.checkpointer is None or not brain._world.is_main:
+        return None
+    return Starts(brain.checkpointer.checkpoints_dir, anew=brain._options.resume == NEVER)
 
 
 @contextmanager
@@ -213,7 +226,8 @@ def open_epochs(
             break
         started, any_open = False, True
         if not scope.inner:
-            brain._ledger.running()
+            brain._ledger.running(run.optimizer_step)
+            brain._run_ledger.running()
         yield epoch
     if not any_open:
         say_finished(epoch_counter, run, brain._limit_reached(run))

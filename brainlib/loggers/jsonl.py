@@ -17,7 +17,7 @@ from brainlib.loggers.base import Groups, Stats, TrainLogger
 
 __all__ = ["JsonlLogger", "read_metrics"]
 
-OWN_KEYS = ("train", "valid", "test", "time", "run")
+OWN_KEYS = ("train", "valid", "test", "time", "run", "ledger")
 
 
 class JsonlLogger(TrainLogger):
@@ -25,7 +25,8 @@ class JsonlLogger(TrainLogger):
 
     The object holds the meta values at its top, the stats under "train", "valid" and "test", and under "time" the
     seconds since 1970. What is logged in a run of a Brain says under "run" where it belongs, so that `read_metrics` can
-    leave out what a resumed run has logged anew. It is strict JSON: NaN and the infinities are the texts "nan", "inf"
+    leave out what a resumed run has logged anew; what is logged where an epoch closes has the ledger of that epoch
+    under "ledger". It is strict JSON: NaN and the infinities are the texts "nan", "inf"
     and "-inf", which `read_metrics` turns back into numbers.
 
     Args:
@@ -34,7 +35,7 @@ class JsonlLogger(TrainLogger):
         clock: a function that returns seconds since 1970; tests pass their own.
 
     Raises:
-        ValueError: when a meta value is called "train", "valid", "test", "time" or "run".
+        ValueError: when a meta value is called "train", "valid", "test", "time", "run" or "ledger".
 
     Example:
         >>> import tempfile
@@ -60,6 +61,8 @@ class JsonlLogger(TrainLogger):
         here = self.whereabouts()
         if here is not None:
             row["run"] = self.told(here)
+            if here.ledger is not None:
+                row["ledger"] = here.ledger
         append_line(self.path, to_json(row))
 
     def whereabouts(self) -> Whereabouts | None:
@@ -97,8 +100,8 @@ def read_metrics(
             in the place of the first; where they have a value in common, the later one counts. This joins what several
             callers logged about an epoch. Rows without these keys are kept as they are.
         superseded: whether the rows that no longer stand are wanted, too: every row of the file, as it stands there.
-            Otherwise "attempt" and "from" are not under "run", so that only "time" tells the rows of a run that was cut
-            from those of one that was not.
+            Otherwise "attempt" and "from" are not under "run", so that only "time" and "ledger" tell the rows of a run
+            that was cut from those of one that was not.
 
     Raises:
         FileNotFoundError: when there is no such file.

@@ -44,6 +44,19 @@ class ProfileOptions(OptionGroup):
         None, "In a benchmark run: the batch size of training; null: as it is.", ours=True, minimum=1
     )
 
+    count_flops: bool = option(
+        False,
+        "Count the floating point operations of one update with torch's own counter; the ledger of the fit then tells "
+        "how many there are a second and, where the peak is known, the MFU.",
+        ours=True,
+    )
+    peak_flops: float | None = option(
+        None,
+        "With count_flops: what one device can do at most, in operations a second; null: as known for the device.",
+        ours=True,
+        minimum=0,
+    )
+
     def settle(self, explicit: frozenset[str]) -> ProfileOptions:
         """Read the profiler options, so that what is wrong with them is said now; tell of what has no effect."""
         ProfilerOptions.read(self.profiler_options)
@@ -54,6 +67,10 @@ class ProfileOptions(OptionGroup):
             logger.warning("%s has no effect without profile_training", " and ".join(useless))
         if self.benchmark_batch_size is not None and self.benchmark_max_step is None:
             logger.warning("benchmark_batch_size has no effect without benchmark_max_step")
+        if self.peak_flops is not None and not self.count_flops:
+            logger.warning("peak_flops has no effect without count_flops")
+        if self.peak_flops == 0:
+            raise ValueError("The option 'peak_flops' is 0; it is more than 0, or null.")
         return self
 
     def profiler(self) -> ProfilerOptions | None:

@@ -173,7 +173,10 @@ def tear(number: int) -> None:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """What a reader gets, without what differs from one start to the next."""
-    return [{key: value for key, value in row.items() if key != "time"} for row in bl.read_metrics(path)]
+    return [
+        {key: value for key, value in row.items() if key not in ("time", "ledger")}
+        for row in bl.read_metrics(path)
+    ]
 
 
 if __name__ == "__main__":

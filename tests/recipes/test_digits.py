@@ -323,7 +323,7 @@ def saved_weights(out: Path) -> dict[str, torch.Tensor]:
 
 def rows_of(out: Path) -> list[dict[str, object]]:
     rows = bl.read_metrics(out / "metrics.jsonl", merge_by="epoch")
-    return [{key: value for key, value in row.items() if key != "time"} for row in rows]
+    return [{key: value for key, value in row.items() if key not in ("time", "ledger")} for row in rows]
 
 
 def assert_same_run(out: Path, uncut: Path) -> None:

@@ -1,0 +1,129 @@
+"""Floating point operations of an update, by torch's own counter, and the peak of the device they are held against."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from brainlib.brain import Brain
+
+__all__ = ["FlopCounter", "known_peak"]
+
+# Dense operations a second, without sparsity, as NVIDIA's data sheets have them: what stands in the name of the
+# device → (16 bit, TF32, float32). The first that fits counts.
+_PEAKS = (
+    ("H200", (989.5e12, 494.7e12, 67e12)),
+    ("H100 PCIe", (756e12, 378e12, 51e12)),
+    ("H100 NVL", (835e12, 417.5e12, 60e12)),
+    ("H100", (989.5e12, 494.7e12, 67e12)),
+    ("A100", (312e12, 156e12, 19.5e12)),
+)
+
+
+def known_peak(name: str, precision: str, tf32: bool) -> float | None:
+    """The peak of a device in operations a second; None where it is not known here.
+
+    Args:
+        name: of the device, as `torch.cuda.get_device_name` tells it.
+        precision: the run option.
+        tf32: whether products in float32 are computed in TF32.
+
+    >>> known_peak("NVIDIA H200", "bf16", False), known_peak("NVIDIA A100-SXM4-80GB", "fp32", True)
+    (989500000000000.0, 156000000000000.0)
+    >>> known_peak("Abacus", "fp32", False) is None
+    True
+    """
+    for part, (half, reduced, single) in _PEAKS:
+        if part in name:
+            return half if precision in ("bf16", "fp16") else reduced if tf32 else single
+    return None
+
+
+class FlopCounter:
+    """Counts the operations of one update of each fit, the first that is seen from its first batch on; then it is gone.
+
+    It stands on the `fit_batch` of the Brain meanwhile, so that validation and hooks between the batches do not count.
+
+    Args:
+        peak: of one device, in operations a second; None: as it is known.
+
+    >>> FlopCounter().exits
+    ''
+    """
+
+    exits = ""
+
+    def __init__(self, peak: float | None = None) -> None:
+        self._peak = peak
+        self._brain: Brain | None = None
+        self._wrapper: Any = None
+        self._hidden: Any = None  # what stood there before, on the object itself
+        self._count: int | None = None  # of the open window
+        self._done = False
+
+    def start(self) -> None:
+        """A fit begins."""
+        self._count, self._done = None, False
+
+    def begin(self, brain: Brain) -> None:
+        """The first batch is about to be asked for."""
+        self._brain = brain
+        method, self._hidden = brain.fit_batch, brain.__dict__.get("fit_batch")
+
+        @functools.wraps(method)
+        def wrapper(batch: Any) -> Any:
+            if self._done or brain._scope.inner:
+                return method(batch)
+            return self._counted(brain, method, batch)
+
+        wrapper.__func__ = getattr(method, "__func__", method)  # type: ignore[attr-defined] # for Brain._overridden
+        self._wrapper = brain.__dict__["fit_batch"] = wrapper
+
+    def _counted(self, brain: Brain, method: Any, batch: Any) -> Any:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        closes = brain.should_step
+        if brain._scope.run.micro == 1:
+            self._count = 0
+        if self._count is None:  # resumed inside a window
+            return method(batch)
+        with FlopCounterMode(display=False) as mode:
+            loss = method(batch)
+        self._count += mode.get_total_flops()
+        if closes:
+            self._done = True
+            self._take_off()
+            brain._ledger.flops = self._count
+            brain._ledger.peak = self._peak or _peak_of(brain)
+        return loss
+
+    def waits(self, batches: Iterator[Any], phase: str) -> Iterator[Any]:
+        """The batches."""
+        return batches
+
+    def step(self) -> None:
+        """One more update was made."""
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """The fit is over."""
+        self._take_off()
+        self._brain = self._wrapper = None
+
+    def _take_off(self) -> None:
+        if self._brain is None or self._brain.__dict__.get("fit_batch") is not self._wrapper:
+            return  # it is gone, or somebody has put another one over it, who takes it off first
+        if self._hidden is None:
+            del self._brain.__dict__["fit_batch"]
+        else:
+            self._brain.__dict__["fit_batch"] = self._hidden
+
+
+def _peak_of(brain: Brain) -> float | None:
+    if brain.device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(brain.device)
+    return known_peak(name, brain._options.precision, torch.backends.cuda.matmul.allow_tf32)

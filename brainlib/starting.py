@@ -100,7 +100,7 @@ def _in_ledger(brain: Brain) -> Iterator[None]:
     brain._ledger = fit = Ledger()
     run, checkpointer = brain._outer.run, brain.checkpointer
     finished = False
-    brain._run_ledger.fit_begins(fit, _starts_of(brain))
+    brain._run_ledger.fit_begins(fit)
     if checkpointer is not None:
         checkpointer.timed = lambda: fit.on("checkpoint")
     try:
@@ -225,9 +225,8 @@ def open_epochs(
         if epoch is _NO_EPOCH:
             break
         started, any_open = False, True
-        if not scope.inner:
-            brain._ledger.running(run.optimizer_step)
-            brain._run_ledger.running()
+        if not scope.inner and brain._ledger.running(run.optimizer_step):
+            brain._run_ledger.running(_starts_of(brain))
         yield epoch
     if not any_open:
         say_finished(epoch_counter, run, brain._limit_reached(run))

@@ -31,6 +31,7 @@ class Ledger:
 
     >>> ledger = Ledger()
     >>> ledger.running()
+    True
     >>> with ledger.on("compute"):
     ...     with ledger.on("checkpoint"):
     ...         pass
@@ -65,11 +66,13 @@ class Ledger:
         finally:
             self._phases.leave(depth)
 
-    def running(self, num_updates: int = 0) -> None:
-        """The start is over; `num_updates`: of the run so far."""
-        if not self._started:
-            self._started, self._updates_before = True, num_updates
-            self._phases.leave(0)
+    def running(self, num_updates: int = 0) -> bool:
+        """The start is over; returns whether it was not before. `num_updates`: of the run so far."""
+        if self._started:
+            return False
+        self._started, self._updates_before = True, num_updates
+        self._phases.leave(0)
+        return True
 
     @contextmanager
     def training(self, waited: Callable[[], float]) -> Iterator[None]:

@@ -46,8 +46,8 @@ class RunLedger:
         age: how many seconds before now this run began in this process; asked once.
 
     >>> run, fit = RunLedger(age=lambda: 0.0), Ledger()
-    >>> run.fit_begins(fit, None)
-    >>> run.running()
+    >>> run.fit_begins(fit)
+    >>> run.running(None)
     >>> fit.close()
     >>> run.fit_ends()
     >>> sum(run.seconds().values()) >= fit.total
@@ -75,29 +75,29 @@ class RunLedger:
 
     # ---- what happens
 
-    def fit_begins(self, fit: Ledger, starts: Starts | None) -> None:
-        """An outer fit begins.
-
-        Args:
-            fit: its own ledger.
-            starts: where starts are noted; None where they are not.
-        """
+    def fit_begins(self, fit: Ledger) -> None:
+        """An outer fit begins, which has this ledger of its own."""
         part = OUTSIDE if self._begun else START
         if not self._begun:
             age = max(self._age(), self._clock() - self._since)
             self._since, self._began = self._clock() - age, self._now() - age
-            self._starts = starts
         self._here[part] += max(fit.began - self._since, 0.0)
-        if starts is not None:
-            starts.note(GOES_ON if self._begun else START, self._now() if self._begun else self._began)
-        self._begun, self._fit = True, fit
+        self._begun, self._fit, self._starts = True, fit, None
 
-    def running(self) -> None:
-        """An epoch is about to be trained: what has passed since the state that is gone on from is lost."""
+    def running(self, starts: Starts | None) -> None:
+        """The first epoch of a fit is about to be trained, with the first of this process: what has passed since the
+        state that is gone on from is lost.
+
+        Args:
+            starts: where starts are noted; None where they are not.
+        """
+        self._starts = starts
+        if starts is not None:
+            starts.note(GOES_ON if self._running else START, self._now() if self._running else self._began)
         if self._running:
             return
         self._running = True
-        earlier, lost = _since(self._starts, self._taken_at, self._began)
+        earlier, lost = _since(starts, self._taken_at, self._began)
         self._before[LOST] += lost
         self.num_starts += earlier
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,7 @@ def test_a_save_that_fails_may_be_only_said(
 
     class Blocked(Regression):
         def on_stage_start(self, stage: bl.Stage, epoch: int | None = None) -> None:
+            shutil.rmtree(tmp_path / "save", ignore_errors=True)
             (tmp_path / "save").write_text("a file stands where the folder should be")
 
     brain = small(Blocked, checkpointer=bl.Checkpointer(tmp_path / "save"), on_save_error=choice)

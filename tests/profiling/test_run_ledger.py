@@ -39,16 +39,16 @@ class Time:
         self.now += 2
         return RunLedger(self, self, age=lambda: 2.0)
 
-    def fit(self, run: RunLedger, starts: Starts | None = None) -> Ledger:
+    def fit(self, run: RunLedger) -> Ledger:
         """A fit begins, and comes to its first epoch after a second."""
         fit = Ledger(self)
-        run.fit_begins(fit, starts)
+        run.fit_begins(fit)
         self.now += 1
         return fit
 
-    def train(self, run: RunLedger, fit: Ledger, seconds: float) -> None:
-        fit.running()
-        run.running()
+    def train(self, run: RunLedger, fit: Ledger, seconds: float, starts: Starts | None = None) -> None:
+        if fit.running():
+            run.running(starts)
         with fit.on("compute"):
             self.now += seconds
 
@@ -100,8 +100,8 @@ def test_starts_before_the_first_checkpoint_are_found_beside_it(tmp_path: Path) 
     time = Time()
     for _ in range(3):
         run = time.run()
-        fit = time.fit(run, Starts(tmp_path))
-        time.train(run, fit, 5)
+        fit = time.fit(run)
+        time.train(run, fit, 5, Starts(tmp_path))
         time.now += 2
     assert parts_of(run) == {"start": 3, "compute": 5, LOST: 2 * 10, "left over": 2}
     assert run.num_starts == 3
@@ -109,9 +109,9 @@ def test_starts_before_the_first_checkpoint_are_found_beside_it(tmp_path: Path) 
 
     state = run.state()
     again = time.run()
-    fit = time.fit(again, Starts(tmp_path))
+    fit = time.fit(again)
     again.load(state)
-    time.train(again, fit, 1)
+    time.train(again, fit, 1, Starts(tmp_path))
     assert again.num_starts == 4 and sum(again.seconds().values()) == time.now - 1000
 
 
@@ -119,8 +119,8 @@ def test_a_run_that_is_to_begin_anew_has_lost_nothing(tmp_path: Path) -> None:
     time = Time()
     for anew in (False, True):
         run = time.run()
-        fit = time.fit(run, Starts(tmp_path, anew))
-        time.train(run, fit, 5)
+        fit = time.fit(run)
+        time.train(run, fit, 5, Starts(tmp_path, anew))
     assert parts_of(run) == {"start": 3, "compute": 5} and run.num_starts == 1
 
 
@@ -128,22 +128,22 @@ def test_the_time_after_a_run_was_finished_is_nobodys_loss(tmp_path: Path) -> No
     """One epoch more the next day; in between it was started in vain."""
     time = Time()
     run = time.run()
-    fit = time.fit(run, Starts(tmp_path))
-    time.train(run, fit, 10)
+    fit = time.fit(run)
+    time.train(run, fit, 10, Starts(tmp_path))
     state = run.state()
     time.end(run, fit, finished=True)
     time.now += 40_000
     vain = time.run()
-    fit = time.fit(vain, Starts(tmp_path))
+    fit = time.fit(vain)
     vain.load(state)
     time.end(vain, fit, finished=True)
     assert vain.seconds()[LOST] == 0
     time.now += 40_000
     more = time.run()
-    fit = time.fit(more, Starts(tmp_path))
+    fit = time.fit(more)
     more.load(state)
-    time.train(more, fit, 10)
-    assert parts_of(more) == {"start": 6, "compute": 20, LOST: 3}  # what it took to be started in vain
+    time.train(more, fit, 10, Starts(tmp_path))
+    assert parts_of(more) == {"start": 6, "compute": 20}
 
 
 def test_a_point_that_is_put_back_in_this_process() -> None:

@@ -136,7 +136,7 @@ class RunLedger:
         rates = {} if self._fit is None else self._fit.rates(updates, parts)
         return {
             "wall": round(sum(parts.values()), 6),
-            "seconds": {name: round(each, 6) for name, each in parts.items() if each},
+            "seconds": {name: round(each, 6) for name, each in parts.items()},
             "updates": updates,
             **speed,
             **{name: _four(each) for name, each in rates.items()},

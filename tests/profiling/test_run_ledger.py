@@ -178,6 +178,8 @@ def test_epochs_add_up_over_restarts() -> None:
     again.load(state)
     time.train(again, fit, 6)
     rows.append(again.epoch(9, None))
+    for row in rows:
+        row["seconds"] = {name: seconds for name, seconds in row["seconds"].items() if seconds}
     assert rows == [
         {
             "wall": 13.0,
@@ -221,11 +223,11 @@ def test_every_closed_epoch_has_its_row(cls: type[Plain], tmp_path: Path) -> Non
     ledgers = [row["ledger"] for row in bl.read_metrics(tmp_path / "metrics.jsonl")]
     assert len(ledgers) == 3
     for ledger in ledgers:
-        assert ledger["seconds"].keys() <= set(ALL_PARTS) and min(ledger["seconds"].values()) >= 0
+        assert list(ledger["seconds"]) == list(ALL_PARTS) and min(ledger["seconds"].values()) >= 0
         assert sum(ledger["seconds"].values()) == pytest.approx(ledger["wall"], abs=1e-4)
     assert sum(ledger["updates"] for ledger in ledgers) == brain.optimizer_step
     assert sum(ledger["wall"] for ledger in ledgers) <= sum(brain._run_ledger.seconds().values()) + 1e-4
-    assert "outside fits" in ledgers[2]["seconds"] and LOST not in ledgers[2]["seconds"]
+    assert ledgers[2]["seconds"]["outside fits"] > 0 and ledgers[2]["seconds"][LOST] == 0
 
 
 def test_a_logger_of_the_users_has_it_too_and_in_closing_epochs_alone(tmp_path: Path) -> None:
@@ -291,9 +293,7 @@ def test_processes_that_are_killed(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert seconds[LOST] <= made_before - began + 0.1
     closed = sum(row["ledger"]["wall"] for row in rows)
     assert closed <= sum(seconds.values()) + 1e-3
-    assert sum(row["ledger"]["seconds"].get(LOST, 0.0) for row in rows) == pytest.approx(
-        seconds[LOST], abs=1e-3
-    )
+    assert sum(row["ledger"]["seconds"][LOST] for row in rows) == pytest.approx(seconds[LOST], abs=1e-3)
     assert "in 4 starts: " in caplog.text and "15 updates" in caplog.text
 
 

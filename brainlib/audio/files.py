@@ -1,0 +1,467 @@
+"""Audio files: in as float32 [time], out as wav, flac or ogg; whatever is wrong with one is said with its name.
+
+libsndfile, which reads and writes here, takes a wav that was cut short for a shorter one, and an ogg, too. So the end
+of the file is looked at as well: where the header of a wav says that it is, and whether the last page of an ogg says
+that it is the last. A flac says how many samples it has, and each of its frames has a checksum.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from torch import Tensor
+from torchaudio.transforms import Resample
+
+from brainlib.audio.errors import AudioError
+from brainlib.common.errors import quoted
+from brainlib.common.files import write_atomic
+from brainlib.common.logs import logger
+from brainlib.common.units import samples_to_seconds, seconds_to_samples
+
+__all__ = [
+    "AudioInfo",
+    "AudioReader",
+    "audio_info",
+    "find_bad_audio",
+    "read_audio",
+    "resample",
+    "write_audio",
+]
+
+ROUNDING_SECONDS = 0.01  # a segment may end so much behind its file: manifests round
+_SUBTYPES = {".wav": "PCM_16", ".flac": "PCM_16", ".ogg": "VORBIS"}
+_UNSAID = 0x7FFF0000  # from here on, the size in a wav header says that whoever wrote it could not know
+_OGG_PAGE = 65307  # bytes, at most
+_ENDLESS = 1 << 40  # samples; what a flac has that does not say how many
+
+
+@dataclass(frozen=True)
+class AudioInfo:
+    """What the header of an audio file says.
+
+    Attributes:
+        sample_rate: in Hz.
+        num_samples: in each channel.
+        num_channels: 1 is mono.
+        format: such as "WAV".
+        subtype: such as "PCM_16".
+
+    >>> AudioInfo(8000, 4000, 1, "WAV", "PCM_16").seconds
+    0.5
+    """
+
+    sample_rate: int
+    num_samples: int
+    num_channels: int
+    format: str
+    subtype: str
+
+    @property
+    def seconds(self) -> float:
+        """The duration."""
+        return samples_to_seconds(self.num_samples, self.sample_rate)
+
+
+def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
+    """What the header of a file says; nothing is decoded.
+
+    Args:
+        path: a wav, flac or ogg.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+        AudioError: it is no audio file, has no sample, or ends before its header says.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_audio(f"{folder}/a.flac", torch.zeros(4000), 8000)
+    ...     audio_info(f"{folder}/a.flac")
+    AudioInfo(sample_rate=8000, num_samples=4000, num_channels=1, format='FLAC', subtype='PCM_16')
+    """
+    with _opened(path) as (_, file):
+        return AudioInfo(file.samplerate, file.frames, file.channels, file.format, file.subtype)
+
+
+def read_audio(
+    path: str | os.PathLike[str],
+    start: float = 0.0,
+    stop: float | None = None,
+    *,
+    sample_rate: int | None = None,
+    resample: bool = False,
+    channel: int | str | None = None,
+) -> Tensor:
+    """The samples of a file, or of a segment of it.
+
+    Args:
+        path: a wav, flac or ogg.
+        start: where the segment begins, in seconds.
+        stop: where it ends, in seconds; None: where the file does. It may lie 10 ms behind that, since manifests round.
+        sample_rate: the rate that is needed, in Hz; None: whatever the file has.
+        resample: whether a file with another rate is resampled; if not, it is an error.
+        channel: which one of several is read, from 0, or "mix" for their mean; None: a file with several is an error.
+
+    Returns:
+        float32, [time], from -1 to 1.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+        AudioError: the file has no sample, ends before its header says, cannot be decoded, holds something that is not
+            a number, or has another rate, more channels or less time than were asked for; the message names both.
+        ValueError: for arguments out of their range.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_audio(f"{folder}/a.wav", torch.arange(4) / 8, 8000)
+    ...     read_audio(f"{folder}/a.wav"), read_audio(f"{folder}/a.wav", start=2 / 8000)
+    (tensor([0.0000, 0.1250, 0.2500, 0.3750]), tensor([0.2500, 0.3750]))
+    """
+    with _opened(path) as (name, file):
+        rate = file.samplerate
+        if sample_rate is not None and rate != sample_rate and not resample:
+            raise AudioError(
+                name,
+                "rate",
+                f"it has {rate} samples a second, and {sample_rate} are needed. Convert the file, or ask for it to be "
+                "resampled (resample=True)",
+            )
+        first, count = _segment(name, file, start, stop)
+        samples = _decoded(name, file, first, count)
+        if samples.ndim == 2:
+            samples = _one_channel(name, samples, channel)
+        elif channel not in (None, 0, "mix"):
+            raise AudioError(name, "channels", f"channel {channel!r} is asked for, and it has one, 0")
+    wave = torch.from_numpy(samples)
+    return wave if sample_rate is None or rate == sample_rate else _resampled(wave, rate, sample_rate)
+
+
+class AudioReader:
+    """`read_audio` with its settings kept, and a rule for files that cannot be used: what a data pipeline calls.
+
+    Args:
+        sample_rate: as in `read_audio`.
+        resample: as in `read_audio`.
+        channel: as in `read_audio`.
+        bad_files: "error", or "skip": files that are empty, truncated or corrupt then give None, are counted, and each
+            is named in a warning once. Whoever builds batches leaves out what is None. A file that is missing, or has
+            another rate or more channels than asked for, is an error in any case: that is no accident of one file.
+
+    Attributes:
+        num_read: files read so far, in this process.
+        skipped: why, by path, files were skipped in this process.
+
+    Raises:
+        ValueError: for another word in `bad_files`.
+
+    >>> import tempfile
+    >>> reader = AudioReader(8000, bad_files="skip")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_audio(f"{folder}/a.wav", torch.zeros(5), 8000)
+    ...     _ = Path(folder, "b.wav").write_bytes(b"")
+    ...     [reader(f"{folder}/{name}.wav") for name in "ab"]
+    [tensor([0., 0., 0., 0., 0.]), None]
+    >>> reader.num_read, list(reader.skipped.values())
+    (1, ['there is nothing in it'])
+    """
+
+    def __init__(
+        self,
+        sample_rate: int | None = None,
+        *,
+        resample: bool = False,
+        channel: int | str | None = None,
+        bad_files: str = "error",
+    ) -> None:
+        if bad_files not in ("error", "skip"):
+            raise ValueError(f"bad_files={bad_files!r}: give 'error' or 'skip'")
+        _check_wanted(sample_rate, channel)
+        self.sample_rate = sample_rate
+        self.resample = resample
+        self.channel = channel
+        self.bad_files = bad_files
+        self.num_read = 0
+        self.skipped: dict[str, str] = {}
+
+    def __call__(
+        self, path: str | os.PathLike[str], start: float = 0.0, stop: float | None = None
+    ) -> Tensor | None:
+        """The samples, float32 [time]; None for a file that is skipped. Times in seconds."""
+        try:
+            wave = read_audio(
+                path,
+                start,
+                stop,
+                sample_rate=self.sample_rate,
+                resample=self.resample,
+                channel=self.channel,
+            )
+        except AudioError as error:
+            if self.bad_files == "error" or error.kind not in ("empty", "truncated", "corrupt"):
+                raise
+            if error.path not in self.skipped:
+                self.skipped[error.path] = error.message
+                logger.warning("skipped, number %d: %s", len(self.skipped), error)
+            return None
+        self.num_read += 1
+        return wave
+
+
+def find_bad_audio(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    sample_rate: int | None = None,
+    resample: bool = False,
+    channel: int | str | None = None,
+) -> dict[str, AudioError]:
+    """Read every file to its end, and say which ones cannot be used: for the preparation of a corpus.
+
+    Args:
+        paths: of wav, flac or ogg files.
+        sample_rate: as in `read_audio`.
+        resample: as in `read_audio`.
+        channel: as in `read_audio`.
+
+    Returns:
+        What is wrong, by path, in the order given; empty where all is well.
+
+    Raises:
+        OSError: a file is missing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_audio(f"{folder}/a.wav", torch.zeros(5), 8000)
+    ...     write_audio(f"{folder}/b.wav", torch.zeros(5), 16000)
+    ...     bad = find_bad_audio([f"{folder}/a.wav", f"{folder}/b.wav"], sample_rate=8000)
+    >>> [error.kind for error in bad.values()]
+    ['rate']
+    """
+    bad: dict[str, AudioError] = {}
+    for path in paths:
+        try:
+            read_audio(path, sample_rate=sample_rate, resample=resample, channel=channel)
+        except AudioError as error:
+            bad[os.fspath(path)] = error
+    return bad
+
+
+def write_audio(
+    path: str | os.PathLike[str], samples: Tensor, sample_rate: int, subtype: str | None = None
+) -> None:
+    """Write a wav, flac or ogg, by the end of its name; it is there as a whole or not at all.
+
+    With 16 bits, what `read_audio` gave is written back with the same bits.
+
+    Args:
+        path: the file; its folder exists.
+        samples: [time] or [channel, time], from -1 to 1.
+        sample_rate: in Hz.
+        subtype: libsndfile's word for how a sample is stored; None: PCM_16, for ogg VORBIS. "FLOAT" in a wav keeps
+            float32 as it is, also beyond 1.
+
+    Raises:
+        ValueError: for an unknown end of name, nothing to write, or samples that are not finite or beyond 1, which
+            would be clipped.
+        OSError: the disk refused.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_audio(f"{folder}/a.flac", torch.tensor([0.5, -1.0]), 16000)
+    ...     read_audio(f"{folder}/a.flac")
+    tensor([ 0.5000, -1.0000])
+    """
+    name = os.fspath(path)
+    suffix = Path(name).suffix.lower()
+    if suffix not in _SUBTYPES:
+        raise ValueError(
+            f"{name}: audio is written as {quoted(_SUBTYPES)}, by the end of the name, and this is {suffix!r}"
+        )
+    if samples.dim() not in (1, 2) or not samples.numel():
+        raise ValueError(
+            f"{name}: the samples have the shape {tuple(samples.shape)}; give [time] or [channel, time], not empty"
+        )
+    values = samples.detach().to("cpu", torch.float32).numpy()
+    subtype = subtype or _SUBTYPES[suffix]
+    peak = float(np.abs(values).max())
+    if not math.isfinite(peak):
+        raise ValueError(f"{name}: there are samples that are no finite numbers")
+    if peak > 1 and subtype not in ("FLOAT", "DOUBLE"):
+        raise ValueError(
+            f"{name}: the samples reach {peak:g}, and what is beyond 1 would be clipped. Divide them by their peak, or "
+            "write a wav with subtype='FLOAT'"
+        )
+    if subtype == "PCM_16":
+        values = np.rint(values * 32768).clip(-32768, 32767).astype(np.int16)
+    with io.BytesIO() as memory:
+        soundfile.write(
+            memory, values.T, int(sample_rate), format=suffix[1:], subtype=subtype
+        )  # [time, channel]
+        write_atomic(name, memory.getvalue())
+
+
+def resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
+    """The same sound at another rate, by torchaudio's windowed sinc.
+
+    Args:
+        samples: [..., time].
+        from_rate: the rate it has, in Hz.
+        to_rate: the rate it gets, in Hz.
+
+    Returns:
+        [..., ceil(time · to_rate / from_rate)], on the same device.
+
+    >>> resample(torch.ones(2, 100), 16000, 8000).shape
+    torch.Size([2, 50])
+    """
+    return _resampled(samples, from_rate, to_rate)
+
+
+def _resampled(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
+    resampled: Tensor = _resampler(from_rate, to_rate, str(samples.device))(samples)
+    return resampled
+
+
+@lru_cache(maxsize=16)
+def _resampler(from_rate: int, to_rate: int, device: str) -> Any:
+    return Resample(from_rate, to_rate).to(device)
+
+
+# ---- reading
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
+    """The name and the open file; it has a sample, and does not end before its header says."""
+    name = os.fspath(path)
+    descriptor = os.open(name, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            file = soundfile.SoundFile(descriptor, closefd=False)
+        except soundfile.LibsndfileError as error:
+            if not size:
+                raise AudioError(name, "empty", "there is nothing in it") from error
+            raise AudioError(name, "corrupt", f"it cannot be read as audio: {error.error_string}") from error
+        with file:
+            _check_end(name, file.format, descriptor, size)
+            if not file.frames:
+                raise AudioError(name, "empty", "there is not a sample in it")
+            if file.frames > _ENDLESS:
+                raise AudioError(
+                    name, "corrupt", "it does not say how many samples it has; decode and write it anew"
+                )
+            yield name, file
+    finally:
+        os.close(descriptor)
+
+
+def _check_end(name: str, format: str, descriptor: int, size: int) -> None:
+    if format in ("WAV", "WAVEX"):
+        end = _end_of_wav(descriptor)
+        if end is not None and end > size:
+            raise AudioError(
+                name, "truncated", f"its header speaks of {end} bytes at least, and {size} are there"
+            )
+    elif format == "OGG" and not _has_last_page(descriptor, size):
+        raise AudioError(name, "truncated", "its last page is missing")
+
+
+def _end_of_wav(descriptor: int) -> int | None:
+    """Where the samples end, by the header; None where it does not say. https://en.wikipedia.org/wiki/WAV."""
+    head = os.pread(descriptor, 256, 0)
+    if head[:4] != b"RIFF":
+        return None
+    place = 12
+    while True:
+        chunk = head[place : place + 8]
+        if len(chunk) < 8:
+            chunk = os.pread(descriptor, 8, place)
+            if len(chunk) < 8:
+                return None
+        length = int.from_bytes(chunk[4:], "little")
+        if chunk[:4] == b"data":
+            return None if length >= _UNSAID else place + 8 + length
+        place += 8 + length + length % 2
+
+
+def _has_last_page(descriptor: int, size: int) -> bool:
+    """Whether an ogg ends with a whole page that says that it is the last (RFC 3533)."""
+    tail = os.pread(descriptor, _OGG_PAGE, max(0, size - _OGG_PAGE))
+    page = tail[tail.rfind(b"OggS") :]
+    if len(page) < 28 or not page[5] & 4:
+        return False
+    lacing = page[27 : 27 + page[26]]
+    return len(page) >= 27 + len(lacing) + sum(lacing)
+
+
+def _segment(name: str, file: Any, start: float, stop: float | None) -> tuple[int, int]:
+    """The first sample and how many there are."""
+    if not start and stop is None:
+        return 0, file.frames
+    rate, total = file.samplerate, file.frames
+    first = seconds_to_samples(start, rate)
+    last = total if stop is None else seconds_to_samples(stop, rate)
+    if last <= first and stop is not None:
+        raise ValueError(f"{name}: a segment from {start!r} to {stop!r} s has no length")
+    if first >= total or last > total + ROUNDING_SECONDS * rate:
+        end = "its end" if stop is None else f"{stop:g} s"
+        raise AudioError(
+            name,
+            "segment",
+            f"the segment from {start:g} s to {end} is not in it: it has {samples_to_seconds(total, rate):g} s "
+            f"({total} samples at {rate} Hz)",
+        )
+    return first, min(last, total) - first
+
+
+def _decoded(name: str, file: Any, first: int, count: int) -> Any:
+    try:
+        if first:
+            file.seek(first)
+        samples = file.read(count, dtype="float32")
+    except soundfile.LibsndfileError as error:
+        raise AudioError(name, "corrupt", f"its data cannot be decoded: {error.error_string}") from error
+    if len(samples) < count:
+        raise AudioError(
+            name,
+            "truncated",
+            f"samples {first} to {first + count} were to be read, and {len(samples)} of these {count} could be decoded",
+        )
+    if file.subtype in ("FLOAT", "DOUBLE") and not np.isfinite(samples).all():
+        raise AudioError(name, "corrupt", "there are samples in it that are no finite numbers")
+    return samples
+
+
+def _one_channel(name: str, samples: Any, channel: int | str | None) -> Any:
+    """[time] of [time, channel]."""
+    _check_wanted(None, channel)
+    number = samples.shape[1]
+    if channel == "mix":
+        return samples.mean(axis=1)
+    if channel is None:
+        raise AudioError(
+            name,
+            "channels",
+            f"it has {number} channels, and one is needed. Say which (channel=0), or take their mean (channel='mix')",
+        )
+    if channel >= number:
+        raise AudioError(name, "channels", f"channel {channel} is asked for, and it has {number}, from 0")
+    return np.ascontiguousarray(samples[:, channel])
+
+
+def _check_wanted(sample_rate: int | None, channel: int | str | None) -> None:
+    if sample_rate is not None and (isinstance(sample_rate, bool) or sample_rate < 1):
+        raise ValueError(f"sample_rate={sample_rate!r}: give a number of samples a second, such as 16000")
+    whole = isinstance(channel, int) and not isinstance(channel, bool) and channel >= 0
+    if not (channel is None or channel == "mix" or whole):
+        raise ValueError(f"channel={channel!r}: give a number from 0, 'mix' or None")

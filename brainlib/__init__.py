@@ -40,6 +40,7 @@ from brainlib.seeding import seed_everything
 from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
 from brainlib.stopping.endings import Stopped
+from brainlib.text import CategoricalEncoder, CTCTextEncoder, TextEncoder
 from brainlib.triggers import IntervalTrigger, LimitTrigger, Trigger
 from brainlib.update.schedules import NewBob, Noam, Plateau, WarmUp, update_learning_rate
 
@@ -49,6 +50,8 @@ __all__ = [
     "EMA",
     "AnomalyFound",
     "Brain",
+    "CTCTextEncoder",
+    "CategoricalEncoder",
     "Checkpoint",
     "CheckpointError",
     "Checkpointer",
@@ -72,6 +75,7 @@ __all__ = [
     "Stage",
     "Stopped",
     "TensorboardLogger",
+    "TextEncoder",
     "TrainLogger",
     "Trigger",
     "WarmUp",

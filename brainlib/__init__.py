@@ -32,6 +32,15 @@ from brainlib.experiment import write_results
 from brainlib.extension import Extension, make_extension
 from brainlib.learning_rate import LearningRate
 from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, TrainLogger, read_metrics
+from brainlib.metrics import (
+    EER,
+    AccuracyStats,
+    BinaryMetricStats,
+    ClassificationStats,
+    ErrorRateStats,
+    MetricStats,
+    minDCF,
+)
 from brainlib.options import RunOptions
 from brainlib.profiling.profiler import Profiler, add_profiler_step
 from brainlib.profiling.settings import ProfilerOptions
@@ -47,16 +56,21 @@ from brainlib.update.schedules import NewBob, Noam, Plateau, WarmUp, update_lear
 __version__ = "0.1.0"
 
 __all__ = [
+    "EER",
     "EMA",
+    "AccuracyStats",
     "AnomalyFound",
+    "BinaryMetricStats",
     "Brain",
     "CTCTextEncoder",
     "CategoricalEncoder",
     "Checkpoint",
     "CheckpointError",
     "Checkpointer",
+    "ClassificationStats",
     "EpochCounter",
     "EpochCounterWithStopper",
+    "ErrorRateStats",
     "Extension",
     "FileTrainLogger",
     "Inspector",
@@ -64,6 +78,7 @@ __all__ = [
     "JsonlLogger",
     "LearningRate",
     "LimitTrigger",
+    "MetricStats",
     "NewBob",
     "Noam",
     "Plateau",
@@ -95,6 +110,7 @@ __all__ = [
     "mark_as_loader",
     "mark_as_saver",
     "mark_as_transfer",
+    "minDCF",
     "parse_arguments",
     "read_metrics",
     "register_checkpoint_hooks",

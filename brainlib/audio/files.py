@@ -1,8 +1,9 @@
 """Audio files: in as float32 [time], out as wav, flac or ogg; whatever is wrong with one is said with its name.
 
-libsndfile, which reads and writes here, takes a wav that was cut short for a shorter one, and an ogg, too. So the end
-of the file is looked at as well: where the header of a wav says that it is, and whether the last page of an ogg says
-that it is the last. A flac says how many samples it has, and each of its frames has a checksum.
+libsndfile reads and writes here; a wav of 16 bits is read directly, in a third of the time. libsndfile takes a wav or
+an ogg that was cut off for a shorter one. So the end of the file is looked at as well: where the header of a wav says
+that it is, and whether the last page of an ogg says that it is the last. A flac says how many samples it has, and each
+of its frames has a checksum.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import io
 import math
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -42,6 +44,7 @@ __all__ = [
 ROUNDING_SECONDS = 0.01  # a segment may end so much behind its file: manifests round
 _SUBTYPES = {".wav": "PCM_16", ".flac": "PCM_16", ".ogg": "VORBIS"}
 _UNSAID = 0x7FFF0000  # from here on, the size in a wav header says that whoever wrote it could not know
+_PLAIN_BYTES = 1 << 30  # so many are read at once without libsndfile
 _OGG_PAGE = 65307  # bytes, at most
 _ENDLESS = 1 << 40  # samples; what a flac has that does not say how many
 
@@ -346,14 +349,18 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
     descriptor = os.open(name, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         size = os.fstat(descriptor).st_size
-        try:
-            file = soundfile.SoundFile(descriptor, closefd=False)
-        except soundfile.LibsndfileError as error:
-            if not size:
-                raise AudioError(name, "empty", "there is nothing in it") from error
-            raise AudioError(name, "corrupt", f"it cannot be read as audio: {error.error_string}") from error
+        header = _WavHeader.read(descriptor)
+        if header is not None and header.end > size:
+            raise AudioError(
+                name, "truncated", f"its header speaks of {header.end} bytes at least, and {size} are there"
+            )
+        if header is not None and header.is_plain:
+            file: Any = _PlainWav(descriptor, header)
+        else:
+            file = _sound_file(name, descriptor, size)
         with file:
-            _check_end(name, file.format, descriptor, size)
+            if file.format == "OGG" and not _has_last_page(descriptor, size):
+                raise AudioError(name, "truncated", "its last page is missing")
             if not file.frames:
                 raise AudioError(name, "empty", "there is not a sample in it")
             if file.frames > _ENDLESS:
@@ -365,33 +372,79 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
         os.close(descriptor)
 
 
-def _check_end(name: str, format: str, descriptor: int, size: int) -> None:
-    if format in ("WAV", "WAVEX"):
-        end = _end_of_wav(descriptor)
-        if end is not None and end > size:
-            raise AudioError(
-                name, "truncated", f"its header speaks of {end} bytes at least, and {size} are there"
-            )
-    elif format == "OGG" and not _has_last_page(descriptor, size):
-        raise AudioError(name, "truncated", "its last page is missing")
+def _sound_file(name: str, descriptor: int, size: int) -> Any:
+    try:
+        return soundfile.SoundFile(descriptor, closefd=False)
+    except soundfile.LibsndfileError as error:
+        if not size:
+            raise AudioError(name, "empty", "there is nothing in it") from error
+        raise AudioError(name, "corrupt", f"it cannot be read as audio: {error.error_string}") from error
 
 
-def _end_of_wav(descriptor: int) -> int | None:
-    """Where the samples end, by the header; None where it does not say. https://en.wikipedia.org/wiki/WAV."""
-    head = os.pread(descriptor, 256, 0)
-    if head[:4] != b"RIFF":
-        return None
-    place = 12
-    while True:
-        chunk = head[place : place + 8]
-        if len(chunk) < 8:
-            chunk = os.pread(descriptor, 8, place)
-            if len(chunk) < 8:
-                return None
-        length = int.from_bytes(chunk[4:], "little")
-        if chunk[:4] == b"data":
-            return None if length >= _UNSAID else place + 8 + length
-        place += 8 + length + length % 2
+class _WavHeader(NamedTuple):
+    """What stands before the samples of a wav. https://en.wikipedia.org/wiki/WAV."""
+
+    form: bytes  # the chunk "fmt ", without its head
+    first: int  # where the samples begin
+    length: int  # bytes of samples
+
+    @property
+    def end(self) -> int:
+        return self.first + self.length
+
+    @property
+    def is_plain(self) -> bool:
+        """16 bits, as nearly all speech is."""
+        kind, channels, rate, _, align, bits = struct.unpack("<HHIIHH", self.form)
+        told = kind == 1 and bits == 16 and align == 2 * channels > 0 and rate > 0
+        return told and self.length < _PLAIN_BYTES
+
+    @staticmethod
+    def read(descriptor: int) -> _WavHeader | None:
+        """None for what is no wav, or does not say where it ends; libsndfile is to judge that."""
+        head = os.pread(descriptor, 256, 0)
+        if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
+            return None
+        place, form = 12, b""
+        while True:
+            chunk = head[place : place + 24]
+            if len(chunk) < 24:
+                chunk = os.pread(descriptor, 24, place)
+                if len(chunk) < 8:
+                    return None
+            kind, length = chunk[:4], int.from_bytes(chunk[4:8], "little")
+            if kind == b"fmt ":
+                form = chunk[8:]
+            elif kind == b"data":
+                return _WavHeader(form, place + 8, length) if length < _UNSAID and len(form) == 16 else None
+            place += 8 + length + length % 2
+
+
+class _PlainWav:
+    """As much of a `soundfile.SoundFile` as is needed, for 16 bits: in a third of the time."""
+
+    format, subtype = "WAV", "PCM_16"
+
+    def __init__(self, descriptor: int, header: _WavHeader) -> None:
+        self.descriptor = descriptor
+        self.channels, self.samplerate = struct.unpack_from("<HI", header.form, 2)
+        self.frames = header.length // (2 * self.channels)
+        self._place = header.first
+
+    def seek(self, frames: int) -> None:
+        self._place += frames * 2 * self.channels
+
+    def read(self, frames: int, dtype: str) -> Any:
+        data = os.pread(self.descriptor, frames * 2 * self.channels, self._place)
+        samples = np.frombuffer(data, "<i2").astype(dtype)
+        samples *= 1 / 32768
+        return samples if self.channels == 1 else samples.reshape(-1, self.channels)
+
+    def __enter__(self) -> _PlainWav:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def _has_last_page(descriptor: int, size: int) -> bool:

@@ -84,6 +84,33 @@ def test_what_libsndfile_reads_is_what_we_read(data_dir: Callable[[str], Path]) 
         assert rate == RATE and torch.equal(read_audio(path), torch.from_numpy(expected))
 
 
+def test_a_wav_of_16_bits_is_read_as_libsndfile_reads_it(tmp_path: Path) -> None:
+    """It is read without libsndfile; every value there is, and every way of writing one."""
+    path = tmp_path / "a.wav"
+    everything = np.arange(-32768, 32768, dtype=np.int16)
+    for samples, rate, form in (
+        (everything, RATE, "WAV"),
+        (everything.reshape(-1, 2), 44100, "WAV"),
+        (everything.reshape(-1, 8), 16000, "WAVEX"),
+        (everything[:1], RATE, "RF64"),
+        (everything[:7], RATE, "W64"),
+        (everything[:7], RATE, "AIFF"),
+    ):
+        soundfile.write(path, samples, rate, format=form, subtype="PCM_16")
+        expected, _ = soundfile.read(path, dtype="float32", always_2d=True)
+        for channel in range(expected.shape[1]):
+            read = read_audio(path, channel=channel)
+            assert torch.equal(read, torch.from_numpy(expected[:, channel].copy())), (form, channel)
+        info, theirs = audio_info(path), soundfile.info(str(path))
+        assert (info.sample_rate, info.num_samples) == (theirs.samplerate, theirs.frames)
+        assert (info.num_channels, info.subtype) == (theirs.channels, theirs.subtype)
+    for subtype in ("PCM_U8", "PCM_24", "PCM_32", "FLOAT", "ULAW", "IMA_ADPCM"):
+        soundfile.write(path, np.sin(np.arange(800) / 10) / 2, RATE, subtype=subtype)
+        assert torch.equal(read_audio(path), torch.from_numpy(soundfile.read(path, dtype="float32")[0])), (
+            subtype
+        )
+
+
 def test_floats_beyond_one_and_24_bits(tmp_path: Path) -> None:
     loud = torch.tensor([3.5, -2.25, 0.1])
     write_audio(tmp_path / "a.wav", loud, RATE, subtype="FLOAT")

@@ -22,6 +22,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+DOORS = ("brainlib/__init__.py", "brainlib/audio/__init__.py")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -40,10 +41,10 @@ def places() -> dict[str, str]:
 
 
 def public_names() -> dict[str, list[str]]:
-    """The public names by the room they live in, as ``brainlib/__init__.py`` imports them."""
-    tree = ast.parse((ROOT / "brainlib" / "__init__.py").read_text())
+    """The public names by the room they live in, as ``brainlib/__init__.py`` and the door to audio import them."""
+    trees = [ast.parse((ROOT / door).read_text()) for door in DOORS]
     rooms: dict[str, list[str]] = {}
-    for node in ast.walk(tree):
+    for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.ImportFrom) and node.module:
             parts = node.module.split(".")
             room = parts[1] if len(parts) > 1 else parts[0]

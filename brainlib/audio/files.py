@@ -43,6 +43,9 @@ __all__ = [
 
 ROUNDING_SECONDS = 0.01  # a segment may end so much behind its file: manifests round
 _SUBTYPES = {".wav": "PCM_16", ".flac": "PCM_16", ".ogg": "VORBIS"}
+_WRITTEN_AT_ONCE = (
+    1 << 16
+)  # samples; libsndfile 1.2.2 dies of an ogg that is handed over in one piece of minutes
 _UNSAID = 0x7FFF0000  # from here on, the size in a wav header says that whoever wrote it could not know
 _PLAIN_BYTES = 1 << 30  # so many are read at once without libsndfile
 _OGG_PAGE = 65307  # bytes, at most
@@ -305,10 +308,18 @@ def write_audio(
         )
     if subtype == "PCM_16":
         values = np.rint(values * 32768).clip(-32768, 32767).astype(np.int16)
+    values = values.T  # [time] or [time, channel]
     with io.BytesIO() as memory:
-        soundfile.write(
-            memory, values.T, int(sample_rate), format=suffix[1:], subtype=subtype
-        )  # [time, channel]
+        with soundfile.SoundFile(
+            memory,
+            "w",
+            int(sample_rate),
+            1 if values.ndim == 1 else values.shape[1],
+            subtype=subtype,
+            format=suffix[1:],
+        ) as file:
+            for first in range(0, len(values), _WRITTEN_AT_ONCE):
+                file.write(np.ascontiguousarray(values[first : first + _WRITTEN_AT_ONCE]))
         write_atomic(name, memory.getvalue())
 
 

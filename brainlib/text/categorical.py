@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +278,7 @@ class CategoricalEncoder:
         from_didatasets: Sequence[Any] = (),
         sequence_input: bool = False,
         output_key: str | None = None,
+        special_labels: Mapping[str, Any] | None = None,
     ) -> None:
         """Take over the label file, or number the labels of the data and write it. All ranks; the main one writes.
 
@@ -287,6 +288,8 @@ class CategoricalEncoder:
             from_didatasets: datasets whose `output_key` holds them.
             sequence_input: whether they are sequences.
             output_key: of the datasets.
+            special_labels: as SpeechBrain has it, for a file that is made: ``unk_label`` and its label, and the number
+                of ``blank_label``, ``bos_label`` and ``eos_label``.
 
         Raises:
             ValueError: it is no label file, or one of other data: a label is not in it, and nothing stands for it.
@@ -302,6 +305,7 @@ class CategoricalEncoder:
 
         def main() -> None:
             if not self.load_if_possible(path):
+                self._mark(dict(special_labels or {}))
                 update(self)
                 self.save(path)
                 logger.info("%d labels are written to %s", len(self), os.fspath(path))
@@ -351,6 +355,13 @@ class CategoricalEncoder:
                 f"the checkpoint numbers {len(differing)} labels otherwise than this run: "
                 f"{told or f'{saved._extras()} there and {self._extras()} here'}. Use the label file of that run"
             )
+
+    def _mark(self, special: dict[str, Any]) -> None:
+        """Make special labels; takes those it knows out of `special`."""
+        if (unk_label := special.pop("unk_label", None)) is not None:
+            self.add_unk(unk_label)
+        if special:
+            raise ValueError(f"special_labels: a {type(self).__name__} knows nothing of {quoted(special)}")
 
     def _extras(self) -> dict[str, Any]:
         """What stands below the line of a label file."""

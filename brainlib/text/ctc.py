@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -71,9 +71,12 @@ class TextEncoder(CategoricalEncoder):
         from_didatasets: Sequence[Any] = (),
         sequence_input: bool = True,
         output_key: str | None = None,
+        special_labels: Mapping[str, Any] | None = None,
     ) -> None:
         """As in `CategoricalEncoder`, from sequences unless said otherwise."""
-        super().load_or_create(path, from_iterables, from_didatasets, sequence_input, output_key)
+        super().load_or_create(
+            path, from_iterables, from_didatasets, sequence_input, output_key, special_labels
+        )
 
     def add_bos_eos(self, bos_label: Hashable = "<bos>", eos_label: Hashable = "<eos>") -> None:
         """Number the marks behind the others."""
@@ -119,6 +122,14 @@ class TextEncoder(CategoricalEncoder):
     def append_eos_index(self, x: Iterable[int]) -> list[int]:
         """The numbers with that of the mark behind them."""
         return [*x, self.get_eos_index()]
+
+    def _mark(self, special: dict[str, Any]) -> None:
+        bos, eos = special.pop("bos_label", None), special.pop("eos_label", None)
+        if (bos is None) != (eos is None):
+            raise ValueError(f"special_labels: bos_label={bos!r}, eos_label={eos!r}: give both or none")
+        if bos is not None:
+            self.insert_bos_eos("<bos>", "<bos>" if bos == eos else "<eos>", bos, eos)
+        super()._mark(special)
 
     def _index_of(self, name: str, method: str) -> int:
         label = getattr(self, name)
@@ -223,6 +234,11 @@ class CTCTextEncoder(TextEncoder):
             counts = absolute_lengths(lengths, best.shape[1]).tolist()
             paths = [path[:count] for path, count in zip(paths, counts, strict=True)]
         return [self.decode_ndim(self.collapse_indices_ndim(path)) for path in paths]
+
+    def _mark(self, special: dict[str, Any]) -> None:
+        if (index := special.pop("blank_label", None)) is not None:
+            self.insert_blank(index=index)
+        super()._mark(special)
 
     def _extras(self) -> dict[str, Any]:
         blank = {} if self.blank_label is None else {"blank_label": self.blank_label}

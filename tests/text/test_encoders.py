@@ -201,6 +201,36 @@ def test_made_once_and_read_ever_after(tmp_path: Path) -> None:
     assert not (tmp_path / "other.txt").exists()
 
 
+def test_special_labels_as_recipes_of_speechbrain_give_them(tmp_path: Path) -> None:
+    special = {"blank_label": 0, "bos_label": 1, "eos_label": 1, "unk_label": "<unk>"}
+    encoder = CTCTextEncoder()
+    encoder.load_or_create(tmp_path / "a.txt", [["ab"]], special_labels=special)
+    assert (
+        encoder.lab2ind == {"<blank>": 0, "<bos>": 1, "<unk>": 2, "a": 3, "b": 4} and encoder.is_continuous()
+    )
+    assert (encoder.get_eos_index(), encoder.encode_label("z")) == (1, 2)
+    again = CTCTextEncoder()
+    again.load_or_create(tmp_path / "a.txt", [["ab"]], special_labels=special)
+    assert vars(again) == vars(encoder)
+    with pytest.raises(
+        ValueError, match="special_labels: a CategoricalEncoder knows nothing of 'blank_label'"
+    ):
+        CategoricalEncoder().load_or_create(tmp_path / "b.txt", special_labels=special)
+    with pytest.raises(ValueError, match="bos_label=0, eos_label=None: give both or none"):
+        TextEncoder().load_or_create(tmp_path / "b.txt", special_labels={"bos_label": 0})
+
+
+def test_a_file_that_speechbrain_wrote(tmp_path: Path) -> None:
+    """Its form, with what it writes for labels that were not set."""
+    (tmp_path / "a.txt").write_text(
+        "'b' => 1\n'c => d' => 2\n'<blank>' => 0\n================\n'starting_index' => 0\n"
+        "'unk_label' => None\n'blank_label' => '<blank>'\n"
+    )
+    encoder = CTCTextEncoder()
+    encoder.load(tmp_path / "a.txt")
+    assert encoder.collapse_indices_ndim([1, 1, 0, 2]) == [1, 2] and encoder.encode_label("c => d") == 2
+
+
 def makes_labels(path: str) -> Any:
     encoder = CategoricalEncoder()
     rank = int(os.environ["RANK"])

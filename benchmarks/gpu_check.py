@@ -9,12 +9,18 @@ It cuts a run and goes on from its checkpoint, in fp32, bf16 and fp16 with a sca
 have to end as those of the run that was not cut. It trains on while a checkpoint is written: the file has to be of the
 moment of the save. And it times what the loop stands still for, beside one copy from the device into pinned memory.
 
+Several processes: one alone takes a step through nccl, carrier included; two share the first device and exchange by
+gloo, which goes through the host; and where there are more devices, one process each exchanges by nccl. They have to
+end with the weights of one process that made the same updates, with a bad window skipped by all, and go on after a cut
+as if it had not been. A step is timed beside DDP by hand.
+
     python benchmarks/gpu_check.py
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import sys
 import tempfile
 import time
@@ -26,6 +32,9 @@ import torch
 from torch import Tensor
 
 import brainlib as bl
+from brainlib.distributed.ddp import Ranks, _Step
+from brainlib.distributed.options import DistributedOptions
+from brainlib.distributed.world import World
 from brainlib.update.guard import HostGuard
 
 Batch = tuple[Tensor, Tensor]
@@ -191,6 +200,128 @@ def moments() -> list[str]:
     return wrong
 
 
+# ------------------------------------------------------------------------------------------------- several processes
+class Even(Small):
+    """What an item gives does not depend on its batch, so ranks and accumulation make the same update."""
+
+    cut_at = -1
+
+    @staticmethod
+    def network() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+
+    def on_fit_batch_end(self, batch: Batch, outputs: Tensor, loss: Tensor, should_step: bool) -> None:
+        if self.optimizer_step == self.cut_at:
+            self.checkpointer.save_checkpoint()
+            raise Cut  # on all ranks, each after the same update
+
+
+def even(device: str, folder: str | None = None, **options: Any) -> Even:
+    return Even(
+        {"model": Even.network()},
+        lambda parameters: torch.optim.Adam(parameters, 1e-3),
+        hparams={"seed": 3},
+        run_opts={"noprogressbar": True, "device": device, "fused": True, **options},
+        checkpointer=bl.Checkpointer(folder, background=False) if folder else None,
+    )
+
+
+def one_rank(device: str, backend: str, folder: str, cut_at: int) -> dict[str, Any]:
+    """In each of several processes: what it ended with, and microseconds a step."""
+    world = World.from_environment()
+    options = {"distributed_backend": backend, "dist_timeout_seconds": 60}
+    batches = data(24 * world.size, bad=11)
+    brain = even(device, folder, **options)
+    brain.cut_at = cut_at
+    try:
+        brain.fit(range(2), batches)
+    except Cut:
+        return {}
+    weights = [value.detach().cpu() for value in brain.modules.parameters()]
+    sums = hashlib.sha256(b"".join(each.numpy().tobytes() for each in weights)).hexdigest()
+    told = {
+        "weights": weights,
+        "all alike": len(set(bl.gather(sums))) == 1,
+        "updates": brain.optimizer_step,
+        "void": brain.run_state.nonfinite_windows,
+        "device": str(brain.device),
+    }
+
+    def seconds(train: Any) -> float:
+        train(20)
+        bl.gather(None)
+        if brain.device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        train(300)
+        if brain.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    batch = tuple(each.to(brain.device) for each in batches[0])
+    timed = even(device, **options)
+    told["µs"] = seconds(lambda num: timed.fit(range(1), [batch] * (num * world.size))) / 300 * 1e6
+    model = Even.network().to(brain.device)
+    bare = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+
+    def by_hand(num: int) -> None:
+        for _ in range(num):
+            torch.nn.functional.mse_loss(bare(batch[0]), batch[1]).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    told["µs by hand"] = seconds(by_hand) / 300 * 1e6
+    return told
+
+
+def several(size: int, device: str, backend: str) -> list[str]:
+    """What is wrong with `size` processes."""
+    where = f"{size} processes, {device}, {backend}"
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        uncut = bl.spawn(one_rank, size, args=(device, backend, one, -1))
+        bl.spawn(one_rank, size, args=(device, backend, two, 13))
+        resumed = bl.spawn(one_rank, size, args=(device, backend, two, -1))
+    alone = even("cpu", grad_accumulation_factor=size)
+    alone.fit(range(2), data(24 * size, bad=11))
+    expected = [value.detach() for value in alone.modules.parameters()]
+    wrong = []
+    for rank, told in enumerate(uncut):
+        apart = max(float((a - b).abs().max()) for a, b in zip(told["weights"], expected, strict=True))
+        if apart > 1e-4:
+            wrong.append(f"{where}: weights of rank {rank} are {apart:.1e} from those of one process")
+        if (told["updates"], told["void"]) != (46, 2) or not told["all alike"]:
+            wrong.append(f"{where}: rank {rank} tells { {**told, 'weights': '...'} }")
+    for a, b in zip(uncut, resumed, strict=True):
+        if not all(torch.equal(x, y) for x, y in zip(a["weights"], b["weights"], strict=True)):
+            wrong.append(f"{where}: a run that was cut ends with other bits")
+    times = ", ".join(f"{each['µs']:.0f} (by hand {each['µs by hand']:.0f})" for each in uncut)
+    print(f"{where}, on {[each['device'] for each in uncut]}: µs a step {times}")
+    return wrong
+
+
+def through_nccl() -> str:
+    """In one process: a step whose gradients go through nccl, and numbers of the host through gloo."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    model = torch.nn.ModuleDict({"model": Even.network()}).to(device)
+    x, y = (each.to(device) for each in data(1, None)[0])
+    step = Ranks(World(), DistributedOptions(), device)._ddp(
+        _Step(model, lambda x: (None, torch.nn.functional.mse_loss(model["model"](x), y)))
+    )
+    loss, carried = step(x, False)
+    (loss + 7.0 * carried.sum()).backward()
+    told = step.module.carrier.grad.tolist()
+    on_host = torch.ones(3)
+    torch.distributed.all_reduce(on_host)
+    torch.distributed.destroy_process_group()
+    good = set(told) == {7.0} and bool((on_host == 1).all())
+    return "" if good else f"through nccl came {told}, through gloo {on_host}"
+
+
 def main() -> int:
     """Check and print; 1 if something is wrong."""
     if not torch.cuda.is_available():
@@ -221,6 +352,12 @@ def main() -> int:
         wrong.append("the host waits for the device in every step")
     wrong += [told for precision in ("fp32", "bf16", "fp16") if (told := resumes(precision))]
     wrong += moments()
+    wrong += [told for told in bl.spawn(through_nccl, 1) if told]
+    wrong += several(2, "cuda:0", "gloo")
+    if (devices := torch.cuda.device_count()) > 1:
+        wrong += several(min(devices, 4), "cuda", "nccl")
+    else:
+        print("one device: nccl between several processes was not checked")
     for name, cls in (("device form", Small), ("host form", OnHost)):
         print(f"{name}: {microseconds(cls, 'cuda'):.0f} µs a step, set-up included")
     print("\n".join(wrong) or "all as it should be")

@@ -35,7 +35,7 @@ from brainlib.data.transfer import on_device
 from brainlib.distributed.ddp import COMPARED_AT, Ranks
 from brainlib.distributed.group import from_main, gather, join
 from brainlib.distributed.world import World
-from brainlib.ending import agreed_to_stop, keep_point, listen, may_be_left, see_to
+from brainlib.ending import keep_point, listen, may_be_left, see_to
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope
@@ -1150,7 +1150,7 @@ class Brain:
         listen(self)
         try:
             with (
-                self._signals.heard(self._options.stop_grace_seconds, lambda: agreed_to_stop(self)),
+                self._signals.heard(self._options.stop_grace_seconds, self._ranks.agreed_to_stop),
                 in_experiment(self._experiment),
                 logging_for(self._state),
                 self._as_it_was(),

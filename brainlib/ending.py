@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from brainlib.brain import Brain
 
 __all__ = [
-    "agreed_to_stop",
     "at_point",
     "end_early",
     "keep_point",
@@ -65,14 +64,9 @@ def may_be_left(brain: Brain) -> bool:
     return not brain._fitting or not brain._outer.left or brain._outer.held is not None
 
 
-def agreed_to_stop(brain: Brain) -> bool:
-    """Whether a request to stop is known to all ranks; one process need not ask."""
-    return brain._world.size == 1 or brain._ranks.agreed.asked > 0
-
-
 def at_point(brain: Brain) -> bool:
     """Whether the run is at a resume point, or can be put back to the one that it has left, and all ranks know."""
-    return (not brain._outer.left or brain._outer.held is not None) and agreed_to_stop(brain)
+    return brain._ranks.agreed_to_stop() and (not brain._outer.left or brain._outer.held is not None)
 
 
 def see_to(brain: Brain) -> None:

@@ -22,6 +22,7 @@ from brainlib.checkpoint.weights import checkpoint_at
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.files import sha256_of
 from brainlib.common.logs import logger
+from brainlib.distributed.shared_disk import check_shared
 
 __all__ = ["Origin"]
 
@@ -59,9 +60,12 @@ class Origin:
             owner: The Brain, as a checkpointer sees it.
 
         Raises:
-            ValueError: For a path that leads nowhere, or `resume` with a path and no checkpointer.
+            ValueError: For a path that leads nowhere, `resume` with a path and no checkpointer, or a folder that some
+                rank does not see.
             CheckpointError: What is there does not fit; nothing was touched.
         """
+        if checkpointer is not None:
+            check_shared(checkpointer.checkpoints_dir)
         self.record, self.warm, self._note = {}, None, ""
         found = self._go_on(checkpointer)
         if found is not None:

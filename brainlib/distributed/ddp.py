@@ -134,6 +134,18 @@ class Ranks:
         self._signal, self._ask = signal_of, ask
         self.agreed.asked = 0
 
+    def agreed_to_stop(self) -> bool:
+        """Whether a request to stop is known to all ranks. One that a launcher sends since another rank has failed ends
+        this process.
+
+        Raises:
+            PeerLost: so it is.
+        """
+        if self.world.size == 1:
+            return True
+        link().peers.raise_if_lost(None)
+        return self.agreed.asked > 0
+
     def begin(self) -> None:
         """A fit begins, for all. All ranks."""
         if self.world.size > 1:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import atexit
 import datetime
 import functools
+import json
 import logging
+import os
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,7 +67,11 @@ class Link:
 
         allowed = datetime.timedelta(seconds=_STORE_SECONDS)
         store, _, _ = next(rendezvous("env://", timeout=allowed))
-        return PrefixStore("brainlib", store)
+        store = PrefixStore("brainlib", store)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            return store  # the main rank holds it
+        # A launcher holds it, and may have started all again: what the ranks of before have written is still there.
+        return PrefixStore(_word_of_this_life(store, self.world, self.timeout), store)
 
     def open_group(self, device: torch.device, options: DistributedOptions) -> None:
         """Make the process group unless there is one. All ranks."""
@@ -82,6 +89,7 @@ class Link:
             device_id=device if device.type == "cuda" else None,
         )
         self._ours = True
+        self.peers.learn()
 
     def close(self, failed: bool) -> None:
         """The process ends. The main one may hold the store: it stays until the others have read what is in it."""
@@ -155,6 +163,40 @@ class Link:
         self.wait_for(
             keys, self.timeout * 0.8, what
         )  # before the others give up in the collective they are in
+
+
+def _word_of_this_life(store: Store, world: World, seconds: float) -> str:
+    """A word that all ranks of this life of the job know, and those of an earlier one did not. All ranks.
+
+    The launcher's count of restarts is none: with several machines each agent counts by itself. So every rank says a
+    word of its own, the main one repeats all that it hears together with the life's, and that is right for a rank
+    that finds its own word in it.
+
+    Raises:
+        TimeoutError: somebody did not come.
+    """
+    mine, said = uuid.uuid4().hex, [f"said/{rank}" for rank in range(world.size)]
+    store.set(said[world.rank], mine)
+    heard: list[str] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if world.is_main and store.check(said):
+            now = [word.decode() for word in store.multi_get(said)]
+            if now != heard:
+                heard = now
+                store.set("heard", json.dumps([mine, heard]))
+            if store.check([f"{mine}/here/{rank}" for rank in range(1, world.size)]):
+                return mine
+        elif not world.is_main and store.check(["heard"]):
+            word, heard = json.loads(store.get("heard"))
+            if heard[world.rank : world.rank + 1] == [mine]:
+                store.set(f"{word}/here/{world.rank}", "")
+                return str(word)
+        time.sleep(0.01)
+    raise TimeoutError(
+        f"after {seconds:g} s not all of the {world.size} ranks have connected, and this is rank {world.rank}. What "
+        "one of them does for so long before it makes a Brain belongs into bl.run_on_main"
+    )
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -8,6 +8,7 @@ last that anybody prints.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -52,7 +53,8 @@ class Peers:
 
     def __init__(self, world: World, store: Store) -> None:
         self._world, self._store = world, store
-        self._machine = f"{socket.gethostname()} {_boot()}"
+        self._machine = f"{socket.gethostname()} {_boot()} {_numbering()}"
+        self._others: dict[int, tuple[int, str] | None] = {}  # number and beginning of those of this machine
         self._told = False  # whether this process has left a note, or said what it ends of
         self.any_failed = self._left_note = False
         store.set(f"who/{world.rank}", f"{self._machine}\n{os.getpid()}\n{_began(os.getpid())}")
@@ -72,21 +74,42 @@ class Peers:
         """Whether others may want to read what this process has written, when it ends."""
         return self._left_note or not failed
 
+    def learn(self) -> None:
+        """Who the others are, as far as they have come; kept, since the store may be gone when somebody asks."""
+        missing = {
+            rank: f"who/{rank}"
+            for rank in range(self._world.size)
+            if rank != self._world.rank and rank not in self._others
+        }
+        if missing and not self._store.check(list(missing.values())):
+            missing = {rank: key for rank, key in missing.items() if self._store.check([key])}
+        if not missing:
+            return
+        for rank, told in zip(missing, self._store.multi_get(list(missing.values())), strict=True):
+            machine, pid, began = told.decode().split("\n")
+            self._others[rank] = (int(pid), began) if machine == self._machine else None
+
     def lost(self) -> str | None:
         """Which rank has failed or is gone, and how; None: as far as one can see all are well."""
+        no_store: RuntimeError | None = None
         try:
             if self._store.check(["failed"]):
                 first, _, text = self._store.get("failed").decode(errors="replace").partition("\n")
                 return None if int(first) == self._world.rank else f"rank {first} failed: {text}"
-            for rank in range(self._world.size):
-                if rank != self._world.rank and self._store.check([f"who/{rank}"]):
-                    machine, pid, began = self._store.get(f"who/{rank}").decode().split("\n")
-                    if self._store.check([f"end/{rank}"]):
-                        continue  # it has come to its end, which is no failure
-                    if machine == self._machine and _began(int(pid)) != began:
-                        return f"rank {rank} (process {pid}) is gone without a word: it was killed, or ended itself"
-        except RuntimeError as error:
-            return f"the connection to the other processes is gone ({_first_line(error)})"
+            self.learn()
+        except RuntimeError as error:  # the process that held it is gone
+            no_store = error
+        for rank, known in sorted(self._others.items()):
+            if known is None or _began(known[0]) == known[1]:
+                continue  # elsewhere, or alive
+            try:
+                if no_store is None and self._store.check([f"end/{rank}"]):
+                    continue  # it has come to its end, which is no failure
+            except RuntimeError as error:
+                no_store = error
+            return f"rank {rank} (process {known[0]}) {_end_of(known[0])}"
+        if no_store is not None:
+            return f"the connection to the other processes is gone ({_first_line(no_store)})"
         return None
 
     def raise_if_lost(self, cause: BaseException | None) -> None:
@@ -203,12 +226,36 @@ def _boot() -> str:
         return ""
 
 
-def _began(pid: int) -> str:
-    """When a process began, which tells it from a later one of the same number; empty for one that is over."""
+def _numbering() -> str:
+    """What process numbers mean the same in: containers on one machine have their own."""
     try:
-        fields = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        )
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _stat_of(pid: int) -> list[str]:
+    """What the system tells of a process, from its state on; nothing where there is no such process."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return []
+    return told.rpartition(")")[2].split()
+
+
+def _began(pid: int) -> str:
+    """When a process began, which tells it from a later one of the same number; empty for one that is over."""
+    fields = _stat_of(pid)
+    return "" if not fields or fields[0] in "ZX" else fields[19]
+
+
+def _end_of(pid: int) -> str:
+    """How a process ended. The system knows until its parent, the launcher, has asked for it, a tenth of a second."""
+    fields = _stat_of(pid)
+    code = int(fields[49]) if len(fields) > 49 and fields[0] == "Z" else 0
+    if number := code & 0x7F:
+        names = {each.value: each.name for each in signal.Signals}
+        return f"was ended by {names.get(number, f'signal {number}')}"
+    if status := code >> 8:
+        return f"ended with status {status}"
+    return "is gone without a word: it was killed, or ended itself"

@@ -189,7 +189,7 @@ class Signals:
 
     def _break_wait(self) -> None:
         """Break off the wait for data, if that is what the main thread does, and the run can be stopped where it is."""
-        if self.waiting and self._may_end() and not unbroken.postpone(self._break_wait):
+        if self.waiting and not unbroken.postpone(self._break_wait) and self._may_end():
             self._break_off()
 
     def _on_worker(self, signum: int, frame: FrameType | None) -> None:

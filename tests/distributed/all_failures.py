@@ -8,7 +8,16 @@ import tempfile
 from pathlib import Path
 
 from tests.distributed.host import Host
-from tests.distributed.test_failures import CELLS, FAULTS, PLACES, RANKS, Cell, outcome, without_meaning
+from tests.distributed.test_failures import (
+    CELLS,
+    FAULTS,
+    PLACES,
+    RANKS,
+    Cell,
+    does_not_resume,
+    outcome,
+    without_meaning,
+)
 
 
 def main() -> None:
@@ -23,10 +32,12 @@ def main() -> None:
         for cell in CELLS:
             with tempfile.TemporaryDirectory() as folder:
                 wrong, ended, apart = outcome(host, cell, Path(folder))
+                if not wrong and cell.fault != "NaN":
+                    wrong = does_not_resume(host, Path(folder))
             bad += bool(wrong)
             took = max(each.seconds for each in ended)
             statuses = str([each.status for each in ended])
-            print(f"{cell!s:34} {statuses:11} {took:5.1f} s, apart {apart:4.1f} s  {wrong}", flush=True)
+            print(f"{cell!s:52} {statuses:11} {took:5.1f} s, apart {apart:4.1f} s  {wrong}", flush=True)
     print(f"{len(CELLS) - bad} of {len(CELLS)} cells end as promised")
     sys.exit(bool(bad))
 

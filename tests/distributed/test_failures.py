@@ -1,7 +1,8 @@
 """Whatever fails on whichever rank: all processes end, with a status, and only the first failure has a traceback.
 
 `CELLS` is every fault in every place on either rank that has a meaning; ``python -m tests.distributed.all_failures``
-(``make faults-ddp``) runs all and prints the seconds, ``make test`` runs those in `ALWAYS`.
+(``make faults-ddp``) runs all and prints the seconds, ``make test`` runs those in `ALWAYS`. A fault in training strikes
+once the other rank is inside the backward of the same update, or, in the cells of `DATA_WAIT`, waits for data.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import brainlib as bl
+from brainlib.checkpoint.store import Store
 from brainlib.distributed.world import World
 from tests.contracts.brains import Items, Plain, make
 from tests.distributed.host import Ended, Host
@@ -36,9 +38,16 @@ class Cell(NamedTuple):
     fault: str
     place: str
     rank: int
+    peer: str = "backward"  # where the other rank is, where the place is one in training
 
     def __str__(self) -> str:
-        return f"{self.fault} in {self.place} on rank {self.rank}"
+        told = "" if self.peer == "backward" else f", peer in {self.peer}"
+        return f"{self.fault} in {self.place} on rank {self.rank}{told}"
+
+    @property
+    def meets_peer(self) -> bool:
+        """Whether the other rank is waited for before the fault strikes."""
+        return self.fault != "NaN" and self.place in ("dataset", "collate", "forward", "backward", "hook")
 
 
 def without_meaning(cell: Cell) -> str:
@@ -54,10 +63,17 @@ def without_meaning(cell: Cell) -> str:
     return ""
 
 
+DATA_WAIT = [
+    Cell(fault, "forward", rank, "data wait")
+    for fault, rank in itertools.product(("raise", "sys.exit", "os._exit", "SIGKILL", "MemoryError"), RANKS)
+]
 CELLS = [
-    cell
-    for cell in itertools.starmap(Cell, itertools.product(FAULTS, PLACES, RANKS))
-    if not without_meaning(cell)
+    *(
+        cell
+        for cell in itertools.starmap(Cell, itertools.product(FAULTS, PLACES, RANKS))
+        if not without_meaning(cell)
+    ),
+    *DATA_WAIT,
 ]
 ALWAYS = [
     Cell("raise", "dataset", 0), Cell("raise", "backward", 1), Cell("raise", "save", 0), Cell("raise", "validation", 1),
@@ -65,28 +81,49 @@ ALWAYS = [
     Cell("os._exit", "metric", 1), Cell("SIGKILL", "dataset", 1), Cell("SIGKILL", "forward", 0),
     Cell("SIGKILL", "validation", 1), Cell("worker", "dataset", 0), Cell("NaN", "forward", 1),
     Cell("MemoryError", "forward", 0), Cell("stuck", "hook", 1), Cell("stuck", "forward", 0),
+    Cell("raise", "forward", 0, "data wait"), Cell("SIGKILL", "forward", 1, "data wait"),
 ]  # fmt: skip
+FIRST = 20  # updates before the one in which a fault strikes
+LAST_ITEMS = (81, 83)  # the last items of update 21 on rank 0 and rank 1
 
 
 class Fault:
-    """The fault of a cell; on the wrong rank it does nothing."""
+    """The fault of a cell; on the wrong rank it does nothing but tell where that rank is.
 
-    def __init__(self, cell: Cell) -> None:
+    Args:
+        cell: which.
+        folder: where the other rank tells that it is there.
+    """
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, self.armed = cell, World.from_environment().rank == cell.rank
+        self.peer_is_there = folder / "the peer is there"
 
     def at(self, place: str) -> float:
         """Strike, if this is the place; what it returns is added to a number there."""
-        if not self.armed or place != self.cell.place:
+        if not self.armed:
+            self._tell_where(place)
             return 0.0
-        if self.cell.fault == "worker":
-            if torch.utils.data.get_worker_info() is not None:
-                os.kill(os.getpid(), signal.SIGKILL)
+        if place != self.cell.place:
+            return 0.0
+        if self.cell.fault == "worker" and torch.utils.data.get_worker_info() is None:
             return 0.0
         if self.cell.fault == "NaN":
             self.armed = False
             return float("nan")
-        strike(self.cell.fault)
+        if self.cell.meets_peer:
+            while not self.peer_is_there.exists():
+                time.sleep(0.005)
+            time.sleep(0.05)  # from there into the exchange
+        strike("SIGKILL" if self.cell.fault == "worker" else self.cell.fault)
         return 0.0
+
+    def _tell_where(self, place: str) -> None:
+        if place == "backward" and self.cell.peer == "backward":
+            self.peer_is_there.touch()
+        elif place == "dataset" and self.cell.peer == "data wait":
+            self.peer_is_there.touch()
+            time.sleep(60)
 
 
 def strike(fault: str) -> None:
@@ -112,7 +149,7 @@ class Failing(Items):
 
     def __getitem__(self, index: int) -> Any:
         item = super().__getitem__(index)
-        if index in (77, 79):  # one of either rank
+        if index in LAST_ITEMS:
             item["x"] = item["x"] + self.fault.at("dataset")
         return item
 
@@ -129,13 +166,13 @@ class Strikes(torch.autograd.Function):
 
 
 class Doomed(Plain):
-    """Every fault comes at update 20 or later; the peer is inside backward by then, or waits for data."""
+    """Every fault comes in update 21, or in what comes after it."""
 
     fault: Fault
 
     @property
     def due(self) -> bool:
-        return self.optimizer_step >= 20
+        return self.optimizer_step >= FIRST
 
     def compute_forward(self, batch: Any, stage: bl.Stage) -> Any:
         outputs = super().compute_forward(batch, stage)
@@ -163,15 +200,15 @@ class Doomed(Plain):
 
 def collate(fault: Fault) -> Any:
     def together(items: list[Any]) -> Any:
-        if any(item["id"] in (77, 79) for item in items):
+        if any(item["id"] in LAST_ITEMS for item in items):
             fault.at("collate")
         return torch.utils.data.default_collate(items)
 
     return together
 
 
-def run(fault: str, place: str, rank: int, home: str) -> list[Any]:
-    cell = Cell(fault, place, rank)
+def run(fault: str, place: str, rank: int, peer: str, home: str) -> list[Any]:
+    cell = Cell(fault, place, rank, peer)
     brain = make(
         Doomed,
         bl.Checkpointer(home),
@@ -179,7 +216,7 @@ def run(fault: str, place: str, rank: int, home: str) -> list[Any]:
         dist_timeout_seconds=TIMEOUT,
         stop_grace_seconds=GRACE,
     )
-    brain.fault = Fault(cell)
+    brain.fault = Fault(cell, Path(home).parent)
     items = Failing(brain.fault, 100)
     loader = {
         "batch_size": 2,
@@ -227,11 +264,22 @@ def outcome(host: Host, cell: Cell, folder: Path) -> tuple[str, list[Ended], flo
         return "" if good else "it did not go on, skipping one window", ended, apart
     if any(each.status == 0 for each in ended):
         return "a process ended as if all were well", ended, apart
+    if cell.meets_peer and not (folder / "the peer is there").exists():
+        return "the fault came before the peer was there", ended, apart
     peer = ended[1 - cell.rank]
     if cell.fault != "stuck" and "Traceback" in peer.output:
         return "the peer printed a traceback of its own", ended, apart
     if cell.fault in ("raise", "MemoryError") and "planted fault" not in ended[cell.rank].output:
         return "the failure is not told", ended, apart
+    if (how := {"SIGKILL": "was ended by SIGKILL", "os._exit": "ended with status 3"}.get(cell.fault)) and (
+        f"this process ends because rank {cell.rank} (process " not in peer.output or how not in peer.output
+    ):
+        return "the peer does not say how the other one ended", ended, apart
+    store = Store(folder / "save")
+    for checkpoint in store.listed():
+        store.check_sums(checkpoint, tuple(checkpoint.files))
+    if store.damaged:
+        return f"a checkpoint is torn: {store.damaged}", ended, apart
     if cell.fault == "stuck" and min(seconds) < TIMEOUT:
         return "it ended before anybody could know that a rank is stuck", ended, apart
     allowed = 5.0 if cell.fault != "stuck" else 5.0 + GRACE
@@ -259,5 +307,10 @@ def test_all_end_when_one_fails(host: Host, tmp_path: Path, cell: Cell) -> None:
     )
     assert max(each.seconds for each in ended) < LONGEST
     if cell in (Cell("raise", "save", 0), Cell("SIGKILL", "forward", 0)):
-        again = host.run(resumes, tmp_path / "again", str(tmp_path / "save"))
-        assert again[0] == again[1] and again[0][1] == 50
+        assert not does_not_resume(host, tmp_path)
+
+
+def does_not_resume(host: Host, folder: Path) -> str:
+    """What is wrong with going on from what is in the folder; empty: nothing."""
+    again = host.run(resumes, folder / "again", str(folder / "save"))
+    return "" if again[0] == again[1] and again[0][1] == 50 else f"resumed, it ended with {again}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import brainlib as bl
 from brainlib.distributed.world import World
@@ -133,23 +133,18 @@ def test_three_ranks_resume_byte_for_byte(host: Host, tmp_path: Path) -> None:
 
 
 class Noting(Plain):
-    """Writes the ids that were trained, rank by rank, as each window ends; the killed one may have done more."""
+    """Notes the ids that it trains on, and is told to stop in a window of its choice, on one of its ranks."""
 
     network = staticmethod(lambda: regressor(dropout=0.0))
-    kill_after = 0
+    stops_at, on_rank = 0, 0
 
     def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
-        counts = self._scope.share.filled_at != self._scope.run.step
         self.ids = getattr(self, "ids", [])
-        self.ids += [[self.run_state.epoch, each] for each in batch["id"].tolist()] if counts else []
-
-    def get_extra_state(self) -> Any:
-        return self.kept
-
-    def set_extra_state(self, state: Any) -> None:
-        self.kept = state
-
-    kept: Any = None
+        if self._scope.share.filled_at != self.step:
+            self.ids += [[self.run_state.epoch, each] for each in batch["id"].tolist()]
+        if self.optimizer_step + 1 == self.stops_at and World.from_environment().rank == self.on_rank:
+            self.stops_at = 0
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Book(bl.Extension):
@@ -166,9 +161,6 @@ class Book(bl.Extension):
         for ids in bl.gather(brain.ids):
             self.ids += ids
         brain.ids = []
-        if brain.optimizer_step == brain.kill_after:
-            brain.checkpointer.save_checkpoint({"by": "hand"}).wait()
-            os._exit(0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"ids": self.ids}
@@ -177,28 +169,45 @@ class Book(bl.Extension):
         self.ids = state["ids"]
 
 
-def goes_on(home: str, kill_after: int, num_workers: int, factor: int) -> Any:
-    book = Book()
-    brain = make(Noting, bl.Checkpointer(home), extensions=[book], grad_accumulation_factor=factor)
-    brain.kill_after = kill_after
-    loader = {**SHUFFLED, "batch_size": 2, "num_workers": num_workers}
-    brain.fit(range(2), Items(29), VALID, train_loader_kwargs=loader)
-    return [book.ids, brain.optimizer_step]
+NUM_RUNS, NUM_EPOCHS, NUM_ITEMS = 20, 3, 29
+RANKS_AND_WORKERS = ((2, 0), (1, 2), (3, 0), (2, 2))  # of the lives of a run, one after the other
 
 
-@pytest.mark.parametrize("factor", [1, 2])
-def test_ranks_and_workers_may_change_between_windows(host: Host, tmp_path: Path, factor: int) -> None:
-    plans = [(2, 2, 0), (1, 4, 2), (2, 6, 2), (3, 8, 0), (2, 0, 0)]
-    for number, (size, kill_after, workers) in enumerate(plans):
-        ended = host.start(
-            goes_on, tmp_path / f"{number}", str(tmp_path / "save"), kill_after, workers, factor, size=size
+def life(home: str, number: int) -> list[Any]:
+    """One life of each of twenty runs; all but the last are ended inside an epoch, between windows."""
+    size, workers = RANKS_AND_WORKERS[number]
+    told = []
+    for run in range(NUM_RUNS):
+        book = Book()
+        brain = make(
+            Noting, bl.Checkpointer(f"{home}/{run}"), extensions=[book], grad_accumulation_factor=1 + run % 2
         )
-        assert [each.status for each in ended] == [0] * size, [each.output for each in ended]
-    ids = ended[0].result[0]
-    for epoch in (0, 1):
-        assert Counter(i for e, i in ids if e == epoch) == Counter(range(29)), "each item once an epoch"
-    assert ended[0].result == ended[1].result
-    assert torch.get_num_threads() == 1
+        brain.on_rank = run % size
+        first, more = 1 + run % 3, (0, 1 + run // 2 % 3, 2 + run % 2)
+        last = number == len(RANKS_AND_WORKERS) - 1
+        brain.stops_at = 0 if last else first + sum(more[: number + 1])
+        loader = {**SHUFFLED, "batch_size": 2, "num_workers": workers}
+        ends = contextlib.nullcontext() if last else pytest.raises(bl.Stopped)
+        with ends:
+            brain.fit(range(NUM_EPOCHS), Items(NUM_ITEMS), VALID, train_loader_kwargs=loader)
+        told.append([book.ids, brain.optimizer_step, brain.run_state.step])
+    return told
+
+
+def test_ranks_and_workers_may_change_between_windows(host: Host, tmp_path: Path) -> None:
+    in_mid_epoch = 0
+    for number, (size, _) in enumerate(RANKS_AND_WORKERS):
+        lives = host.run(life, tmp_path / f"{number}", str(tmp_path / "save"), number, size=size, limit=100.0)
+        assert all(each == lives[0] for each in lives)
+        in_mid_epoch += sum(step > 0 for _, _, step in lives[0])
+    assert in_mid_epoch > 2 * NUM_RUNS
+    wrong = [
+        (run, epoch)
+        for run, (ids, _, _) in enumerate(lives[0])
+        for epoch in range(NUM_EPOCHS)
+        if Counter(i for e, i in ids if e == epoch) != Counter(range(NUM_ITEMS))
+    ]
+    assert not wrong, "each item once an epoch, in all of the runs"
 
 
 # ------------------------------------------------------------------------------------------------- killed

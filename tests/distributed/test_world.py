@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import brainlib as bl
+from brainlib.cli import main as cli
+from brainlib.distributed import shared_disk
 from brainlib.distributed.group import from_main, join, link
 from brainlib.distributed.options import DistributedOptions
 from brainlib.distributed.world import World
 from brainlib.options import RunOptions
+from tests.contracts.brains import SHUFFLED, VALID, Items, Plain, digest, make, ready_batches
 from tests.distributed.host import ROOT, Host
 
 LAUNCHED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -97,10 +99,12 @@ def fails_in_preparation() -> None:
     bl.run_on_main(prepare)
 
 
-def killed(rank: int) -> None:
+def killed(rank: int, how: str) -> None:
     bl.ddp_init_group({"device": "cpu"})
     if World.from_environment().rank == rank:
-        os.kill(os.getpid(), 9)
+        if how == "SIGKILL":
+            os.kill(os.getpid(), 9)
+        os._exit(3)
     bl.gather(1)
 
 
@@ -113,56 +117,122 @@ def test_the_peer_of_a_rank_that_fails_ends_with_one_line(host: Host, tmp_path: 
     ]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_peer_of_a_killed_rank_ends_with_one_line(host: Host, tmp_path: Path, rank: int) -> None:
-    ended = host.start(killed, tmp_path, rank)
-    assert ended[rank].status == -9 and ended[1 - rank].status == 1
+@pytest.mark.parametrize(
+    ("rank", "how", "status", "told"),
+    [(0, "SIGKILL", -9, "was ended by SIGKILL"), (1, "os._exit", 3, "ended with status 3")],
+)
+def test_the_peer_of_a_killed_rank_ends_with_one_line(
+    host: Host, tmp_path: Path, rank: int, how: str, status: int, told: str
+) -> None:
+    ended = host.start(killed, tmp_path, rank, how)
+    assert ended[rank].status == status and ended[1 - rank].status == 1
     (line,) = [each for each in ended[1 - rank].output.splitlines() if each.startswith("brainlib")]
-    assert "this process ends because" in line and ("gone" in line or "failed" in line)
+    assert f"this process ends because rank {rank} (process " in line and line.endswith(told)
     assert max(each.seconds for each in ended) < 20
 
 
+def elsewhere(folder: str, kind: str) -> None:
+    """Two ranks that name a folder alike, or not, and do not see each other's."""
+    rank, shared_disk.SECONDS = World.from_environment().rank, 0.3
+    (Path(folder) / f"machine-{rank}").mkdir()
+    os.chdir(Path(folder) / f"machine-{rank}")
+    home = "/proc/self/cwd/save" if kind == "not seen" else "save"
+    brain = make(Plain, bl.Checkpointer(home))
+    brain.fit(range(1), ready_batches(), VALID)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("not seen", "does not see what rank 0 on"),
+        ("other names", "machine-1/save, and rank 0 in"),
+    ],
+)
+def test_a_folder_that_ranks_do_not_share_is_refused_at_the_start(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, told: str
+) -> None:
+    zero, one = host.start(elsewhere, tmp_path, str(tmp_path), kind)
+    assert zero.status == one.status == 1
+    assert "ValueError: rank 1" in zero.output and told in zero.output
+    assert "Traceback" not in one.output and "this process ends because rank 0 failed: " in one.output
+    assert not list(tmp_path.glob("machine-0/save/*")), "no checkpoint, and no mark is left"
+
+
 SCRIPT = """
-import sys, brainlib as bl
-from brainlib.distributed.world import World
-print("words", sys.argv[1:], World.from_environment(), bl.gather(1) if 0 else "", flush=True)
-if "fail" in sys.argv:
-    sys.exit(3 if not bl.if_main_process() else 0)
+import os, sys
+rank = int(os.environ["RANK"])
+print("words", sys.argv[1:], "rank", rank, flush=True)
+if rank == 1 and "killed" in sys.argv:
+    os.kill(os.getpid(), 9)
+if rank == 1 and "ends" in sys.argv:
+    os._exit(3)
 """
 
 
-def test_launch_passes_words_on_and_writes_a_file_a_rank(tmp_path: Path) -> None:
+TORCHS_OWN = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # files of logs left open
+
+
+@TORCHS_OWN
+@pytest.mark.parametrize(("word", "how"), [("killed", "SIGKILL"), ("ends", "status 3")])
+def test_launch_names_who_failed_and_how(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], word: str, how: str
+) -> None:
+    """Words are passed on as they are, each rank has its file, and the main rank alone is on the terminal."""
     script, logs = tmp_path / "a script.py", tmp_path / "logs"
     script.write_text(SCRIPT)
-    command = "import sys; from brainlib.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            command,
-            "launch",
-            "-n",
-            "2",
-            "--log_dir",
-            logs,
-            script,
-            "--lr",
-            "1e-3",
-            "-n",
-            "fail",
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 1
-    assert "brainlib launch: rank 1" in done.stderr and "status 3" in done.stderr
-    assert "rank=0" in done.stdout and "rank=1" not in done.stdout, "the main rank alone is on the terminal"
+    options = ["-n", "2", "--log_dir", str(logs)]
+    assert cli(["launch", *options, str(script), "--lr", "1e-3", "-n", word]) == 1
+    out, error = capfd.readouterr()
+    (line,) = [line for line in error.splitlines() if line.startswith("brainlib launch: rank 1 (process ")]
+    assert line.endswith(f"ended with {how}")
+    assert "rank 0" in out and "rank 1" not in out
     for rank in (0, 1):
         (log,) = logs.glob(f"*/attempt_0/{rank}/stdout.log")
-        assert f"words ['--lr', '1e-3', '-n', 'fail'] World(rank={rank}" in log.read_text()
+        assert log.read_text() == f"words ['--lr', '1e-3', '-n', '{word}'] rank {rank}\n"
+
+
+RESTARTED = """
+import os, sys
+from tests.distributed.test_world import mortal
+mortal(sys.argv[1], int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+"""
+
+
+class Mortal(Plain):
+    """Rank 1 is killed in its first life."""
+
+    life = 1
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Any, should_step: bool) -> None:
+        if self.optimizer_step == 7 and self.life == 0 and World.from_environment().rank == 1:
+            os.kill(os.getpid(), 9)
+
+
+def mortal(home: str, life: int) -> str:
+    torch.set_num_threads(1)
+    brain = make(Mortal, bl.Checkpointer(home), ckpt_interval_steps=2)
+    brain.life = life
+    brain.fit(range(3), Items(), VALID, train_loader_kwargs=SHUFFLED)
+    if bl.if_main_process():
+        Path(home, "ended.txt").write_text(digest(brain))
+    return digest(brain)
+
+
+@TORCHS_OWN
+def test_max_restarts_goes_on_by_itself(
+    host: Host, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = host.run(mortal, tmp_path / "uncut", str(tmp_path / "uncut" / "save"), 1)
+    script = tmp_path / "train.py"
+    script.write_text(RESTARTED)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert cli(["launch", "--max_restarts", "1", str(script), str(tmp_path / "save")]) == 0
+    error = capfd.readouterr().err
+    assert (tmp_path / "save" / "ended.txt").read_text() == expected[0] == expected[1]
+    assert "starting from scratch" in error and "resumed" in error, error
+    assert "this process ends because rank 1 (process " in error
 
 
 def one_of_two(word: str) -> tuple[str, int, list[int]]:

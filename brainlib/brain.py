@@ -479,13 +479,12 @@ class Brain:
                     outputs, loss, carried = self._ranks.forward(batch)
             weight = self._weight(batch, Stage.TRAIN)
             try:
-                # Weights divide out where a window is one micro-batch of one process.
-                total = self._scaled(loss * weight if self._weighted else loss)
-                if (
-                    carried is not None and should_step
-                ):  # what the ranks have to agree on rides with the gradients
-                    total = self._ranks.carry(total, carried, loss, weight, run)
-                total.backward()  # type: ignore[no-untyped-call]
+                if carried is None:
+                    # Weights divide out where a window is one micro-batch of one process.
+                    total = self._scaled(loss * weight if self._weighted else loss)
+                    total.backward()  # type: ignore[no-untyped-call]
+                else:  # what the ranks have to agree on rides with the gradients
+                    self._ranks.backward(self._scaled(loss), carried, loss, weight, run, should_step)
             except (RuntimeError, AttributeError, TypeError) as error:
                 # Raises where it can say more than torch did.
                 self._ranks.explain(error)

@@ -345,7 +345,8 @@ def open_data(brain: Brain, train: BatchSource) -> tuple[Iterator[Any], Window, 
         if run.micro:  # resumed inside a window
             brain._scope.buffers.keep()
             brain._scope.buffers.load_state_dict(brain._state.window_buffers)
-    scope.keep_buffers = scope.buffers.keep if brain._world.size == 1 else _sharing(brain, scope.buffers)
+    shared = brain._world.size > 1 and scope.buffers.there_are_some
+    scope.keep_buffers = _sharing(brain, scope.buffers) if shared else scope.buffers.keep
     brain._scope.updates_before = run.optimizer_step
     brain._scope.watch.clear()
     if train.num_batches is not None:

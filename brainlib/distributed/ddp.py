@@ -338,21 +338,40 @@ class Ranks:
         outputs, step.module.outputs = step.module.outputs, None
         return outputs, loss, carried
 
-    def carry(self, total: Tensor, carried: Tensor, loss: Tensor, weight: float, run: RunState) -> Tensor:
-        """What backward begins from: `total`, and what this rank tells the others, as the gradient of the carrier."""
-        summed = counted = loss.detach() if weight else torch.zeros_like(loss, requires_grad=False)
-        if weight != 1.0:
-            summed = summed * weight
-        weights, count = weight, float(weight > 0)
-        for earlier, its_weight in run.pending:
-            if its_weight:
-                summed, counted = summed + earlier * its_weight, counted + earlier
-                weights, count = weights + its_weight, count + 1
-        told = carried.new_tensor(
-            [weights, 0.0, 0.0, count, *self._flags(), self.world.size * self.world.is_main]
+    def backward(
+        self, total: Tensor, carried: Tensor, loss: Tensor, weight: float, run: RunState, closes: bool
+    ) -> None:
+        """Backward of a micro-batch that weighs `weight`. The weight is the gradient it begins with; where the window
+        closes, what this rank tells the others is that of the carrier.
+        """
+        roots, gradients = [], []
+        if total.requires_grad or not closes:
+            roots, gradients = [total], [total.new_tensor(weight)]
+        if closes:
+            roots.append(carried)
+            gradients.append(self._told(carried, loss, weight, run))
+        torch.autograd.backward(roots, gradients)
+
+    def _told(self, carried: Tensor, loss: Tensor, weight: float, run: RunState) -> Tensor:
+        """What this rank tells the others of the window. On an accelerator losses stay there."""
+        on_host = loss.device.type == "cpu"
+        window = [*run.pending, (loss.detach(), weight)]
+        counting = [
+            (float(each) if on_host else each, its_weight) for each, its_weight in window if its_weight
+        ]
+        weights = sum(its_weight for _, its_weight in counting)
+        weighted, summed = (
+            sum(each * its_weight for each, its_weight in counting),
+            sum(each for each, _ in counting),
         )
-        told[_WEIGHTED_LOSS], told[_LOSS] = summed, counted
-        return total + torch.dot(carried, told)
+        told: list[float] = [weights, 0.0, 0.0, float(len(counting)), *self._flags()]
+        told.append(self.world.size if self.world.is_main else 0.0)
+        if on_host or not counting:
+            told[_WEIGHTED_LOSS], told[_LOSS] = float(weighted), float(summed)
+            return carried.new_tensor(told)
+        gradient = carried.new_tensor(told)
+        gradient[_WEIGHTED_LOSS], gradient[_LOSS] = weighted, summed
+        return gradient
 
     def _flags(self) -> list[float]:
         """What this rank has to say besides: a request to stop, and, the main one, time and whether it writes."""

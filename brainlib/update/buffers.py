@@ -50,6 +50,11 @@ class Buffers:
         self._alike: list[_Alike] = []
 
     @property
+    def there_are_some(self) -> bool:
+        """Whether the modules have any."""
+        return bool(self._places)
+
+    @property
     def kept(self) -> bool:
         """Whether there is something to go back to."""
         return bool(self._held)

@@ -80,7 +80,8 @@ class Counter:
         if self._profile is None:
             return
         self._profile.stop()
-        found = [event for event in self._profile.events() if event.name.startswith("gloo:")]
+        events = self._profile.profiler.kineto_results.events()
+        found = [event for event in events if event.name().startswith("gloo:")]
         self._profile = None
         sizes = sum(_bytes_of(event) for event in found)
         self.rows.setdefault(self._name, []).append([len(found), sizes, bytes_sent() - self._sent])
@@ -93,11 +94,10 @@ class Counter:
 
 
 def _bytes_of(event: Any) -> int:
-    kinds = {"float": 4, "double": 8, "long int": 8, "int": 4, "unsigned char": 1, "c10::Half": 2, "bool": 1}
-    total = 0
-    for shape, kind in zip(event.input_shapes, event.input_types, strict=False):
-        total += math.prod(shape) * kinds.get(kind, 4) if shape else 0
-    return total
+    kinds = {"float": 4, "double": 8, "long int": 8, "int": 4, "unsigned char": 1}
+    return sum(
+        math.prod(shape) * kinds[kind] for shape, kind in zip(event.shapes(), event.dtypes(), strict=True)
+    )
 
 
 class Counting(bl.Brain):
@@ -115,7 +115,7 @@ class Counting(bl.Brain):
         self.counter.end()
         kind = "a batch that closes an update" if should_step else "a batch that closes none"
         if should_step and self.optimizer_step + 1 in (1, 2, 10):
-            kind = "... after which weights are compared"
+            kind = "one after which weights are compared"
         if self.step == 11:
             kind = "the last of an epoch, not full"
         self.counter.begin(kind)
@@ -175,8 +175,8 @@ def main() -> int:
         f"{gradients:,} bytes of gradients, grad_accumulation_factor {FACTOR}, torch {torch.__version__}, gloo\n"
     )
     print(
-        "| messages · bytes handed over · bytes that rank 0 has sent | "
-        + " | ".join(f"{s} processes" for s in SIZES)
+        "| messages · bytes handed over · bytes rank 0 sent | "
+        + " | ".join(f"{size} process{'es' * (size > 1)}" for size in SIZES)
         + " |"
     )
     print("|---|" + "---|" * len(SIZES))

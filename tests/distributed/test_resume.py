@@ -142,7 +142,8 @@ class Noting(Plain):
         self.ids = getattr(self, "ids", [])
         if self._scope.share.filled_at != self.step:
             self.ids += [[self.run_state.epoch, each] for each in batch["id"].tolist()]
-        if self.optimizer_step + 1 == self.stops_at and World.from_environment().rank == self.on_rank:
+        here = World.from_environment().rank == self.on_rank
+        if should_step and here and self.optimizer_step + 1 == self.stops_at:
             self.stops_at = 0
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -170,7 +171,7 @@ class Book(bl.Extension):
 
 
 NUM_RUNS, NUM_EPOCHS, NUM_ITEMS = 20, 3, 29
-RANKS_AND_WORKERS = ((2, 0), (1, 2), (3, 0), (2, 2))  # of the lives of a run, one after the other
+RANKS_AND_WORKERS = ((2, 0), (1, 2), (3, 0), (2, 0))  # of the lives of a run, one after the other
 
 
 def life(home: str, number: int) -> list[Any]:

@@ -9,8 +9,9 @@ that is done once is in the numbers.
 Beside the clock stands the processor time of the thread that trains, without the wait for the other rank: it tells what
 `fit` does more, also on a machine where others are at work. The bar is for the clock.
 
-The loop by hand is timed twice a round (A/A). How far its two times are apart says what this machine can tell at the
-moment: a figure stands only if its distance to the bar is at least twice that, else it is "too noisy".
+The loop by hand is timed twice a round (A/A). How far its two times are apart, and how much that scatters, says what
+this machine can tell at the moment: a figure stands only if its distance to the bar is at least twice that, else it is
+"too noisy".
 
 It prints a table and a line of JSON, and exits with 1 where a bar that stands is missed, or where the ranks end with
 other weights than the loop by hand.
@@ -177,6 +178,15 @@ def measure(folder: str, num_rounds: int, num_steps: int) -> dict[str, Any]:
     return {"times": [form.times for form in some], "work": [form.work for form in some], "weights": weights}
 
 
+def uncertainty(differences: list[float]) -> float:
+    """How far two times of the same are apart: their median, or what the scatter of the rounds leaves open of it, where
+    that is more (twice the standard error of a median; otherwise two times could agree by chance on a busy machine).
+    """
+    middle = statistics.median(differences)
+    scatter = 1.4826 * statistics.median(abs(each - middle) for each in differences)
+    return max(abs(middle), 2 * 1.2533 * scatter / len(differences) ** 0.5)
+
+
 def main() -> int:
     """Measure, print, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -197,7 +207,7 @@ def main() -> int:
     again = next(form for form in some if form.name == "DDP by hand, again")
     reference = [(one + other) / 2 for one, other in zip(hand.times, again.times, strict=True)]
     work = [(one + other) / 2 for one, other in zip(hand.work, again.work, strict=True)]
-    noise = abs(statistics.median(b - a for a, b in zip(hand.times, again.times, strict=True)))
+    noise = uncertainty([b - a for a, b in zip(hand.times, again.times, strict=True)])
     base = statistics.median(reference)
 
     print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 import brainlib as bl
 from brainlib.cli import main as cli
 from brainlib.distributed import shared_disk
-from brainlib.distributed.group import from_main, join, link
+from brainlib.distributed.group import _word_of_this_life, from_main, join, link
 from brainlib.distributed.options import DistributedOptions
 from brainlib.distributed.world import World
 from brainlib.options import RunOptions
@@ -90,6 +91,22 @@ def test_what_two_ranks_tell_each_other(host: Host, tmp_path: Path) -> None:
         assert each["gathered"] == [0, 10] and each["from main"] == 7
     assert (zero["main"], one["main"]) == (True, False)
     assert zero["absent"].startswith("save_checkpoint: rank 1 did not come within 0.8 s, and this is rank 0.")
+
+
+def test_a_second_life_does_not_take_the_words_of_the_first() -> None:
+    """The launcher's store outlives them, and with several machines no count of restarts is the same on all."""
+    store, words = dist.HashStore(), []
+    for life in range(3):
+        with ThreadPoolExecutor(3) as ranks:
+            order = (1, 2, 0) if life else (0, 1, 2)  # the others come first, and find what is left of before
+            calls = [ranks.submit(_word_of_this_life, store, World(rank, rank, 3, 3), 10.0) for rank in order]
+            (word,) = {call.result() for call in calls}
+        words.append(word)
+    assert len(set(words)) == 3
+    with pytest.raises(
+        TimeoutError, match=r"after 0.1 s not all of the 4 ranks have connected, and this is rank 3"
+    ):
+        _word_of_this_life(store, World(3, 3, 4, 4), 0.1)
 
 
 def fails_in_preparation() -> None:

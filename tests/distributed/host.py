@@ -80,6 +80,7 @@ class Host:
         size: int = 2,
         limit: float = 60.0,
         meddle: Callable[[list[int]], None] | None = None,
+        tidy: bool = True,
     ) -> list[Ended]:
         """Run a world to its end, whatever that is.
 
@@ -90,6 +91,7 @@ class Host:
             size: how many processes; 1: one, without the variables of a launcher.
             limit: seconds after which all are killed, and printed where they stood.
             meddle: called again and again with the process numbers while they run.
+            tidy: whether what a process has started is ended with it.
         """
         folder.mkdir(parents=True, exist_ok=True)
         request = {
@@ -99,6 +101,7 @@ class Host:
             "folder": str(folder),
             "size": size,
             "limit": limit,
+            "tidy": tidy,
         }
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         pids = json.loads(self._server.stdout.readline())
@@ -144,7 +147,7 @@ def serve() -> None:
         port, began = _free_port(), time.monotonic()
         pids = [os.fork() or _become(rank, port, request) for rank in range(request["size"])]
         print(json.dumps(pids), flush=True)
-        print(json.dumps(_ends(pids, began, request["limit"])), flush=True)
+        print(json.dumps(_ends(pids, began, request["limit"], request["tidy"])), flush=True)
 
 
 def _warm_up() -> None:
@@ -166,7 +169,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _ends(pids: list[int], began: float, limit: float) -> list[tuple[int, float]]:
+def _ends(pids: list[int], began: float, limit: float, tidy: bool) -> list[tuple[int, float]]:
     ends: dict[int, tuple[int, float]] = {}
     warned = False
     while len(ends) < len(pids):
@@ -179,8 +182,9 @@ def _ends(pids: list[int], began: float, limit: float) -> list[tuple[int, float]
             if ended:
                 status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
                 ends[pid] = (status, time.monotonic() - began)
-                with contextlib.suppress(ProcessLookupError):  # workers of a loader
-                    os.killpg(pid, signal.SIGKILL)
+                if tidy:
+                    with contextlib.suppress(ProcessLookupError):  # workers of a loader
+                        os.killpg(pid, signal.SIGKILL)
         late = time.monotonic() - began - limit
         for pid in pids:
             if pid not in ends and late > 0 and not warned:

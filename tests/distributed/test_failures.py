@@ -310,6 +310,33 @@ def test_all_end_when_one_fails(host: Host, tmp_path: Path, cell: Cell) -> None:
         assert not does_not_resume(host, tmp_path)
 
 
+class Telling(Items):
+    """Each worker of a loader leaves a file of its number."""
+
+    def __getitem__(self, index: int) -> Any:
+        Path(f"workers/{os.getpid()}").touch()
+        return super().__getitem__(index)
+
+
+def killed_with_workers(folder: str) -> None:
+    os.chdir(folder)
+    Path("workers").mkdir(exist_ok=True)
+    brain = make(Doomed, stop_grace_seconds=GRACE)
+    brain.fault = Fault(Cell("SIGKILL", "forward", 1), Path(folder))
+    brain.fit(range(2), Telling(100), train_loader_kwargs={"batch_size": 2, "num_workers": 2})
+
+
+def test_no_worker_outlives_a_rank_that_is_killed_or_ends_for_it(host: Host, tmp_path: Path) -> None:
+    ended = host.start(killed_with_workers, tmp_path, str(tmp_path), tidy=False)
+    assert [each.status for each in ended] == [1, -9]
+    workers = [path.name for path in (tmp_path / "workers").iterdir()]
+    assert len(workers) == 4
+    end = time.monotonic() + 20  # torch's workers look for their parent every 5 s
+    while alive := [pid for pid in workers if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < end, alive
+        time.sleep(0.05)
+
+
 def does_not_resume(host: Host, folder: Path) -> str:
     """What is wrong with going on from what is in the folder; empty: nothing."""
     again = host.run(resumes, folder / "again", str(folder / "save"))

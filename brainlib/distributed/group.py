@@ -80,16 +80,18 @@ class Link:
             torch.cuda.set_device(device)
         if dist.is_initialized():
             return
-        dist.init_process_group(
-            backend=_backend(device, options),
-            store=PrefixStore("group", self.store),
-            rank=self.world.rank,
-            world_size=self.world.size,
-            timeout=datetime.timedelta(seconds=self.timeout),
-            device_id=device if device.type == "cuda" else None,
-        )
-        self._ours = True
-        self.peers.learn()
+        with self.peers.explained():
+            self.peers.learn()  # as far as they have come: one may be gone before all have
+            dist.init_process_group(
+                backend=_backend(device, options),
+                store=PrefixStore("group", self.store),
+                rank=self.world.rank,
+                world_size=self.world.size,
+                timeout=datetime.timedelta(seconds=self.timeout),
+                device_id=device if device.type == "cuda" else None,
+            )
+            self._ours = True
+            self.peers.learn()
 
     def close(self, failed: bool) -> None:
         """The process ends. The main one may hold the store: it stays until the others have read what is in it."""

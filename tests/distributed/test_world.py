@@ -118,6 +118,7 @@ def fails_in_preparation() -> None:
 
 def killed(rank: int, how: str) -> None:
     bl.ddp_init_group({"device": "cpu"})
+    bl.gather(0)  # both know each other
     if World.from_environment().rank == rank:
         if how == "SIGKILL":
             os.kill(os.getpid(), 9)

@@ -233,6 +233,7 @@ class _Sweep:
             tensor.layout is not torch.strided
             or tensor.is_quantized
             or tensor.is_meta
+            or tensor.is_nested
             or tensor.is_conj()  # what shares the memory may show it otherwise
             or tensor.is_neg()
             or getattr(tensor, "__dict__", None)

@@ -98,10 +98,13 @@ class Draft:
 
     @contextmanager
     def file(
-        self, name: str, pace: Callable[[], None] = hurried, owner: object = None
+        self,
+        name: str,
+        pace: Callable[[], None] = hurried,
+        lasting: Callable[[memoryview], bool] | None = None,
     ) -> Iterator[SummedFile]:
-        """A new file of the draft, to be written front to back; synced when left. `pace`, `owner`: see `SummedFile`."""
-        with SummedFile(self.path / name, self._disk, owner=owner, pace=pace) as file:
+        """A new file of the draft, written front to back; synced when left. `pace` and `lasting`: see `SummedFile`."""
+        with SummedFile(self.path / name, self._disk, lasting=lasting, pace=pace) as file:
             yield file
         self.files[name] = FileSum(file.size, file.sha256)
 

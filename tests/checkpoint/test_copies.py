@@ -181,7 +181,9 @@ def test_what_becomes_its_own_conjugate() -> None:
     copies.take({"a": {"wave": wave, "other": other}})
     wave.data = wave.conj()
     taken = copies.take({"a": {"wave": wave, "other": other}})[0]["a"]
-    assert torch.equal(taken["wave"].resolve_conj(), wave.resolve_conj()) and torch.equal(taken["other"], other)
+    assert torch.equal(taken["wave"].resolve_conj(), wave.resolve_conj()) and torch.equal(
+        taken["other"], other
+    )
 
 
 def test_what_is_seen_as_a_conjugate_and_as_it_is() -> None:
@@ -202,7 +204,9 @@ def test_random_histories_of_memory() -> None:
         for _ in range(20):
             for _ in range(rng.randint(0, 6)):
                 one, two = rng.choice(list(tensors)), rng.choice(list(tensors))
-                act = rng.choice(["free", "refill", "swap", "add", "new", "tie", "resize", "part", "turn", "share"])
+                act = rng.choice(
+                    ["free", "refill", "swap", "add", "new", "tie", "resize", "part", "turn", "share"]
+                )
                 if act == "free":
                     tensors[one].data = torch.empty(0)
                 elif act == "refill":

@@ -422,11 +422,17 @@ class Store:
         return checkpoint.at(target)
 
     def delete(self, checkpoint: Checkpoint) -> None:
-        """Removes a checkpoint of this folder; what another process removed already is no error."""
+        """Removes a checkpoint of this folder; no error when it is gone, and another one may have its name by now."""
         if checkpoint.path.parent != self.folder:
             raise CheckpointError(
                 f"{checkpoint.path} is not in {self.folder}; a store deletes only what is its own"
             )
+        try:
+            there = manifest.read(checkpoint.path)
+        except CheckpointError:  # gone, or damaged, and to be let go all the same
+            there = checkpoint
+        if (there.commit, there.time) != (checkpoint.commit, checkpoint.time):
+            return
         self._unwritten = None
         out = self.folder / f"{DELETING}{_process_mark()}"
         try:

@@ -25,7 +25,17 @@ from typing import Any, Protocol
 from brainlib.common.files import DISK
 from brainlib.common.logs import logger
 
-__all__ = ["At", "Attempt", "Moment", "Whereabouts", "label_of", "logging_for", "surviving", "whereabouts"]
+__all__ = [
+    "At",
+    "Attempt",
+    "Moment",
+    "Whereabouts",
+    "label_of",
+    "logging_for",
+    "surviving",
+    "told_of",
+    "whereabouts",
+]
 
 
 class Moment(IntEnum):
@@ -242,12 +252,34 @@ def surviving(runs: Sequence[Any]) -> list[bool]:
     return stands
 
 
+def told_of(run: Any) -> dict[str, Any] | None:
+    """What stands under "run" in a line of a log, if it is what a run of ours has told of itself; else None.
+
+    >>> told_of({"name": "save", "attempt": 1, "at": [0, 0, 1, 0]})["attempt"]
+    1
+    >>> told_of({"name": "night run", "id": 7}), told_of("garbled")
+    (None, None)
+    """
+    if not isinstance(run, dict):
+        return None
+    name, attempt, begin = run.get("name"), run.get("attempt"), run.get("from")
+    ours = isinstance(name, str) and type(attempt) is int and _is_place(run.get("at"))
+    return run if ours and (begin is None or _is_place(begin)) else None
+
+
+def _is_place(place: Any) -> bool:
+    return (
+        isinstance(place, (list, tuple)) and len(place) == 4 and all(isinstance(each, int) for each in place)
+    )
+
+
 def _line(run: Any) -> tuple[_Life, _Place, _Place] | None:
     """Whose line it is, where it stands, and where that life begins."""
-    if not isinstance(run, dict) or not {"name", "attempt", "at"} <= run.keys():
+    told = told_of(run)
+    if told is None:
         return None
-    begin = _UNKNOWN if "from" not in run else _SCRATCH if run["from"] is None else tuple(run["from"])
-    return (run["name"], run["attempt"]), tuple(run["at"]), begin
+    begin = _UNKNOWN if "from" not in told else _SCRATCH if told["from"] is None else tuple(told["from"])
+    return (told["name"], told["attempt"]), tuple(told["at"]), begin
 
 
 def _close(begins: dict[_Life, _Place]) -> dict[_Life, _Place]:

@@ -45,6 +45,9 @@ class Origin:
     def __init__(self, options: CheckpointOptions) -> None:
         self._resume = os.path.expanduser(options.resume)
         self._init_from = options.init_from and os.path.expanduser(options.init_from)
+        # Where they lie stays the same when the script changes its directory; what is said and noted is as given.
+        self._resume_place = os.path.abspath(self._resume) if self._is_path() else self._resume
+        self._init_from_place = self._init_from and os.path.abspath(self._init_from)
         self.record: dict[str, Any] = {}
         self.warm: Loaded | None = None
         self._begun = False
@@ -72,7 +75,7 @@ class Origin:
             self.record = {**_began(found), **self.record}
             self._say_what_init_from_was(found)
         elif self._init_from is not None:
-            self.warm = self._take_weights(checkpointer, owner, self._init_from)
+            self.warm = self._take_weights(checkpointer, owner)
             self.record["init_from"] = {
                 "path": self._init_from,
                 "name": self.warm.path.name,
@@ -88,15 +91,15 @@ class Origin:
         if self._resume == NEVER:
             _warn_of_others(checkpointer)
             return None
-        if not self._is_path() or _same(self._resume, checkpointer.checkpoints_dir):
+        if not self._is_path() or _same(self._resume_place, checkpointer.checkpoints_dir):
             return checkpointer.recover_if_possible()
-        if _same(Path(os.path.realpath(self._resume)).parent, checkpointer.checkpoints_dir):
+        if _same(Path(os.path.realpath(self._resume_place)).parent, checkpointer.checkpoints_dir):
             return self._go_back(checkpointer)
         if checkpointer.newest() is None:
             return self._enter(checkpointer)
         found = checkpointer.recover_if_possible()
         assert found is not None  # where all are damaged, newest() has said so
-        if _Place(self._resume).is_in(_began(found)):
+        if _Place(self._resume, self._resume_place).is_in(_began(found)):
             self._note += f"; it began at resume={self._resume}"
         else:
             logger.warning(
@@ -110,7 +113,7 @@ class Origin:
     def _go_back(self, checkpointer: Checkpointer) -> Checkpoint:
         """To a checkpoint in the run's own folder. Those made since then go before it, those of before do not."""
         own = [c for c in checkpointer.list_checkpoints() if c.reason != "error"]
-        place = _Place(self._resume)
+        place = _Place(self._resume, self._resume_place)
         for checkpoint in (c for c in own if place.is_in(_began(c))):
             try:
                 found = checkpointer.load_checkpoint(checkpoint)
@@ -161,13 +164,13 @@ class Origin:
 
     def _at_path(self, checkpointer: Checkpointer) -> Checkpoint:
         path = self._resume
-        if not settled(path).exists():
+        if not settled(self._resume_place).exists():
             there = quoted(c.path.name for c in checkpointer.list_checkpoints())
             raise ValueError(
                 f"resume={path!r}: there is no such path; give {AUTO!r}, {NEVER!r}, or the path of a checkpoint or of "
                 f"a folder of them.{nearest(path, (AUTO, NEVER))} In {checkpointer.checkpoints_dir} there are: {there}"
             )
-        checkpoint = checkpoint_at(path)
+        checkpoint = checkpoint_at(self._resume_place)
         if checkpoint.commit == 0:  # ours are numbered from 1
             raise CheckpointError(
                 f"{checkpoint.path} is a checkpoint of SpeechBrain's, of which only the weights can be taken over: "
@@ -190,11 +193,13 @@ class Origin:
             f"with the weights of {told['path']}" if told else "without init_from",
         )
 
-    def _take_weights(self, checkpointer: Checkpointer | None, owner: Owner, path: str) -> Loaded:
+    def _take_weights(self, checkpointer: Checkpointer | None, owner: Owner) -> Loaded:
+        path = self._init_from_place
+        assert path is not None
         if not settled(path).exists():
             raise ValueError(
-                f"init_from={path!r}: there is no such path; give a checkpoint, a folder of checkpoints, or a file "
-                "with a state dict"
+                f"init_from={self._init_from!r}: there is no such path; give a checkpoint, a folder of checkpoints, or "
+                "a file with a state dict"
             )
         if checkpointer is None:
             checkpointer = Checkpointer(os.curdir)  # touches no disk: it knows which modules there are
@@ -246,7 +251,7 @@ class Origin:
                     return checkpointer.load_checkpoint(self._at_path(checkpointer)).path
         if self._init_from is None:
             return None
-        return self._take_weights(checkpointer, owner, self._init_from).path
+        return self._take_weights(checkpointer, owner).path
 
     # ------------------------------------------------------------------------------------------------------- the line
 
@@ -282,8 +287,8 @@ def _began(checkpoint: Checkpoint) -> dict[str, Any]:
 class _Place:
     """The checkpoint at a path, which may have been moved, or be gone, since somebody noted it."""
 
-    def __init__(self, path: str) -> None:
-        place = settled(path)
+    def __init__(self, path: str, lies_at: str) -> None:
+        place = settled(lies_at)
         manifest = place / MANIFEST
         self._path, self._name = path, place.name
         self._sum = sha256_of(manifest) if manifest.is_file() else None

@@ -159,6 +159,25 @@ def test_a_path_outside_has_no_effect_on_another_run(
     assert line.startswith(f"resumed from {tmp_path}/own/step-00000002: ") and brain.optimizer_step == 2
 
 
+@pytest.mark.parametrize("option", ["resume", "init_from"])
+@pytest.mark.parametrize("place", ["other", "other/step-00000004", "own", "own/step-00000004"])
+def test_a_relative_path_is_one_from_where_the_brain_was_made(
+    option: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the folder of a Checkpointer is; scripts change their working directory in between."""
+    for name in ("other", "own"):
+        run(tmp_path / name)
+    own = tmp_path / ("own" if option == "resume" and place.startswith("own") else "third")
+    (tmp_path / "below").mkdir()
+    for _ in range(2):
+        monkeypatch.chdir(tmp_path)
+        brain = small(Regression, checkpointer=bl.Checkpointer(own), **{option: place})
+        monkeypatch.chdir(tmp_path / "below")
+        brain.fit(range(3), DATA)
+        assert brain.optimizer_step == 6
+    assert list((tmp_path / "below").iterdir()) == []
+
+
 def test_the_own_folder_as_a_path_is_auto(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "own")
     run(tmp_path / "own", 1)

@@ -216,6 +216,7 @@ class _Sweep:
             or storage.nbytes() != known.num_bytes
             or known.dtype is not tensor.dtype
             or known.shape != tensor.shape
+            or not tensor.is_contiguous()  # transposed in place since: what shares the memory would see it so
             or memory.given_up
         ):
             return self._met_first(tensor)
@@ -232,6 +233,7 @@ class _Sweep:
             tensor.layout is not torch.strided
             or tensor.is_quantized
             or tensor.is_meta
+            or tensor.is_nested
             or tensor.is_conj()  # what shares the memory may show it otherwise
             or tensor.is_neg()
             or getattr(tensor, "__dict__", None)
@@ -257,7 +259,7 @@ class _Sweep:
             memory.taken = self._number
             lane.sources.append(tensor if whole else _bytes_of(storage))
             lane.targets.append(view if whole else _bytes_of(memory.buffer))
-        if whole:
+        if whole and not tensor.is_complex():  # such may become its own conjugate
             self._known[id(tensor)] = _Known(
                 weakref.ref(tensor), tensor.dtype, tensor.shape, place, storage.nbytes(), memory, view, lane
             )

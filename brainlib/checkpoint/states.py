@@ -24,13 +24,13 @@ import torch
 from brainlib.checkpoint.archives import check_archive
 from brainlib.checkpoint.errors import CheckpointError
 from brainlib.common.background import hurried
-from brainlib.common.files import SummedFile
+from brainlib.common.files import CHUNK_BYTES, SummedFile
 
 __all__ = [
+    "Memory",
     "Own",
     "as_json",
     "clone",
-    "on_cpu",
     "read_state",
     "refuse_unreadable",
     "refuse_unsafe",
@@ -52,6 +52,40 @@ HINTS = {
     "pathlib": "paths: str(x)",
     "builtins": "functions and classes are code, not state: leave them out; a frozenset or range: list(x)",
 }
+
+
+class Memory:
+    """The memory of the large tensors of a state: what `write_torch` writes from elsewhere is gone when it returns.
+
+    Args:
+        state: What `tidy` returned, or a copy of it.
+
+    >>> weight = torch.ones(1 << 20)
+    >>> memory = Memory({"weight": weight, "bias": torch.ones(2), "steps": [3]})
+    >>> memory(memoryview(weight.numpy()).cast("B")), memory(memoryview(bytes(4 << 20)))
+    (True, False)
+    """
+
+    def __init__(self, state: Any) -> None:
+        self.storages: dict[tuple[int, int], torch.UntypedStorage] = {}  # by address and number of bytes
+        waiting = [state]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                waiting.extend(value.values())
+            elif isinstance(value, (list, tuple, set)):
+                waiting.extend(value)
+            elif (
+                type(value) in PLAIN_TENSORS and value.device.type == "cpu" and value.layout is torch.strided
+            ):
+                storage = value.untyped_storage()
+                if storage.nbytes() > CHUNK_BYTES:  # smaller ones are copied on the way
+                    self.storages[storage.data_ptr(), storage.nbytes()] = storage
+
+    def __call__(self, piece: memoryview) -> bool:
+        """Whether this is all of the memory of one of the tensors."""
+        address = np.frombuffer(piece, np.uint8).__array_interface__["data"][0]
+        return (address, len(piece)) in self.storages
 
 
 class Own(dict[str, Any]):
@@ -197,22 +231,6 @@ def _json_exact(value: Any) -> bool:
     return kind is dict and all(
         type(k) is str and _json_exact(k) and _json_exact(v) for k, v in value.items()
     )
-
-
-def on_cpu(state: Any) -> bool:
-    """Whether all tensors of a plain state are in the memory of the CPU.
-
-    Args:
-        state: What `tidy` returned, or a copy of it.
-
-    >>> on_cpu({"weight": torch.ones(2), "steps": [3]}), on_cpu([torch.ones(2, device="meta")])
-    (True, False)
-    """
-    if isinstance(state, torch.Tensor):
-        return state.device.type == "cpu"
-    if isinstance(state, dict):
-        return all(map(on_cpu, state.values()))
-    return all(map(on_cpu, state)) if isinstance(state, (list, tuple, set)) else True
 
 
 def write_torch(state: Any, file: SummedFile, pace: Callable[[], None] = hurried) -> None:

@@ -98,10 +98,13 @@ class Draft:
 
     @contextmanager
     def file(
-        self, name: str, pace: Callable[[], None] = hurried, owner: object = None
+        self,
+        name: str,
+        pace: Callable[[], None] = hurried,
+        lasting: Callable[[memoryview], bool] | None = None,
     ) -> Iterator[SummedFile]:
-        """A new file of the draft, to be written front to back; synced when left. `pace`, `owner`: see `SummedFile`."""
-        with SummedFile(self.path / name, self._disk, owner=owner, pace=pace) as file:
+        """A new file of the draft, written front to back; synced when left. `pace` and `lasting`: see `SummedFile`."""
+        with SummedFile(self.path / name, self._disk, lasting=lasting, pace=pace) as file:
             yield file
         self.files[name] = FileSum(file.size, file.sha256)
 
@@ -419,11 +422,17 @@ class Store:
         return checkpoint.at(target)
 
     def delete(self, checkpoint: Checkpoint) -> None:
-        """Removes a checkpoint of this folder; what another process removed already is no error."""
+        """Removes a checkpoint of this folder; no error when it is gone, and another one may have its name by now."""
         if checkpoint.path.parent != self.folder:
             raise CheckpointError(
                 f"{checkpoint.path} is not in {self.folder}; a store deletes only what is its own"
             )
+        try:
+            there = manifest.read(checkpoint.path)
+        except CheckpointError:  # gone, or damaged, and to be let go all the same
+            there = checkpoint
+        if (there.commit, there.time) != (checkpoint.commit, checkpoint.time):
+            return
         self._unwritten = None
         out = self.folder / f"{DELETING}{_process_mark()}"
         try:

@@ -14,7 +14,7 @@ from brainlib.checkpoint.errors import CheckpointError
 from brainlib.checkpoint.hooks import SaveHook
 from brainlib.checkpoint.manifest import Checkpoint, Saved
 from brainlib.checkpoint.recoverables import Recoverable, class_name
-from brainlib.checkpoint.states import as_json, on_cpu, refuse_unsafe, write_torch
+from brainlib.checkpoint.states import Memory, as_json, refuse_unsafe, write_torch
 from brainlib.checkpoint.store import Draft, Store
 from brainlib.common.background import hurried
 from brainlib.common.retrying import Retry
@@ -147,9 +147,8 @@ def _write(draft: Draft, entry: Entry, pace: Callable[[], None]) -> Saved:
     try:
         text = as_json(entry.state)
         name = f"{entry.stem}.pt" if text is None else f"{entry.stem}.json"
-        # What torch.save writes from elsewhere than the memory of the state is gone when it is written.
-        lasting = not entry.odd and on_cpu(entry.state)
-        with draft.file(name, pace, owner=entry.state if lasting else None) as file:
+        lasting = Memory(entry.state) if text is None else None
+        with draft.file(name, pace, lasting) as file:
             if text is None:
                 write_torch(entry.state, file, pace)
             else:

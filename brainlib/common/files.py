@@ -35,6 +35,7 @@ CHUNK_BYTES = (
     1 << 20
 )  # what is read at once when a file is summed: large enough to be quick, small enough to be nothing
 BESIDE_BYTES = 1 << 18  # a piece of this size or more is summed in a thread beside the one that writes it
+MAX_WAITING = 16  # pieces that the sum may be behind, where they take memory: CHUNK_BYTES each
 
 
 class Disk:
@@ -113,9 +114,9 @@ class SummedFile:
         path: Where the file is created; nothing may be there.
         disk: What it writes through.
         synced: Whether its bytes have to be on the disk when it is left; not needed for what can be made anew.
-        owner: What holds the memory that `write` is given, and leaves it as it is until `sha256` has been asked. Then
-            the sum is taken beside all that follows, the sync included. With none it is taken before `write` returns,
-            and the memory is the caller's again.
+        lasting: Says of a large piece whether its memory stays as it is for as long as this function is held, which is
+            until `sha256` has been asked. Such a piece is summed beside all that follows, the sync included. The
+            memory of any other is the caller's again when `write` returns.
         pace: Is called between small pieces, of which there may be many thousands, see `background.Pace`.
 
     Large pieces are summed in a thread beside the one that writes.
@@ -137,12 +138,12 @@ class SummedFile:
         disk: Disk = DISK,
         *,
         synced: bool = True,
-        owner: object = None,
+        lasting: Callable[[memoryview], bool] | None = None,
         pace: Callable[[], None] = hurried,
     ) -> None:
         self.path = path
         self.synced = synced
-        self._owner = owner
+        self._lasting = lasting
         self._pace = pace
         self._beside: _Summing | None = None
         self.size = 0  # bytes
@@ -164,12 +165,13 @@ class SummedFile:
             raise self._failure
         try:
             piece = memoryview(data).cast("B")
-            if len(self._held) + len(piece) <= CHUNK_BYTES:
+            if len(self._held) + len(piece) > CHUNK_BYTES:
+                self.flush()
+            if len(piece) <= CHUNK_BYTES:
                 self._held += piece
                 self._pace()
             else:
-                self.flush()
-                self._write(piece)
+                self._write(piece, lasting=self._lasting is not None and self._lasting(piece))
             self.size += len(piece)
             return len(piece)
         except BaseException as error:
@@ -179,21 +181,23 @@ class SummedFile:
     def flush(self) -> None:
         """Hands what is held to the system."""
         held, self._held = self._held, bytearray()
-        self._write(memoryview(held))
+        self._write(memoryview(held), lasting=True)  # nobody else knows it
+        if self._beside is not None and self._beside.num_waiting > MAX_WAITING:
+            self._beside.wait()
 
-    def _write(self, rest: memoryview) -> None:
+    def _write(self, rest: memoryview, *, lasting: bool) -> None:
         try:
             if self._beside is None and len(rest) < BESIDE_BYTES:
                 self._sum.update(rest)
                 self._put(rest)
                 return
             if self._beside is None:
-                self._beside = _Summing(self._sum, self._owner)
-            self._beside.start(rest)
+                self._beside = _Summing(self._sum, self._lasting)
             try:
+                self._beside.start(rest)
                 self._put(rest)
             finally:
-                if self._owner is None:
+                if not lasting:
                     self._beside.wait()
         except OSError as error:
             self._failure = _with_path(error, self.path)
@@ -224,7 +228,7 @@ class SummedFile:
                 whole = True
         finally:
             try:
-                if not whole or self._owner is None:
+                if not whole or self._lasting is None:
                     self._end_sum()
             finally:
                 self._disk.close(self._fd)
@@ -239,19 +243,18 @@ class _Summing:
     """Adds pieces to a sum in a thread of its own; at once where no thread can be had, as while the program ends.
 
     The thread does not know this object and ends with it, also where an interrupt has dropped it half made. It knows
-    the owner of the memory, which so outlives it.
+    what holds the memory that lasts, which so outlives it.
     """
 
-    def __init__(self, total: Any, owner: object) -> None:
+    def __init__(self, total: Any, lasting: object) -> None:
         self._total = total
-        self._num_given = 0
         self._queues = _Queues()
         self._thread: Thread | None = None
         if not sys.is_finalizing():
             given = self._queues.given
             dropped = weakref.ref(self, given.put)  # no Python runs when it is, so no interrupt can come then
             self._thread = Thread(
-                target=_sum, args=(total, self._queues, (dropped, owner)), name="brainlib-sum", daemon=True
+                target=_sum, args=(total, self._queues, (dropped, lasting)), name="brainlib-sum", daemon=True
             )
             try:
                 self._thread.start()
@@ -266,14 +269,23 @@ class _Summing:
             self._total.update(piece)
             return
         self._queues.given.put(piece)
-        self._num_given += 1
+
+    @property
+    def num_waiting(self) -> int:
+        """How many pieces the sum is behind."""
+        return self._queues.given.qsize()
 
     def wait(self) -> None:
         """Returns when all pieces are in the sum; their memory is not looked at any more, also after an interrupt."""
         interrupt: BaseException | None = None
-        while self._queues.num_summed < self._num_given:
+        mark = _Mark()
+        mark.passed = self._thread is None
+        while not mark.passed:
             try:
-                self._queues.news.get(timeout=0.1)  # an interrupt may have taken the news and told nobody
+                self._queues.given.put(
+                    mark
+                )  # again each time: an interrupt may come before it, or take the news
+                self._queues.news.get(timeout=0.1)
             except Empty:
                 continue
             except BaseException as error:  # noqa: BLE001  # it is raised when the memory may go
@@ -293,22 +305,29 @@ class _Summing:
             self._thread.join()
 
 
+class _Mark:
+    """Stands between the pieces: when the thread is past it, it is past all that was given before."""
+
+    passed = False
+
+
 class _Queues:
     """What the thread that sums and the one that writes have in common."""
 
     def __init__(self) -> None:
-        self.given: SimpleQueue[object] = SimpleQueue()  # pieces; anything else is the end
-        self.news: SimpleQueue[None] = SimpleQueue()  # one for each that is summed
-        self.num_summed = 0
+        self.given: SimpleQueue[object] = SimpleQueue()  # pieces and marks; anything else is the end
+        self.news: SimpleQueue[None] = SimpleQueue()  # one for each mark
         self.over = False
 
 
 def _sum(total: Any, queues: _Queues, _held: object) -> None:
-    while isinstance(piece := queues.given.get(), memoryview):
-        total.update(piece)
+    while isinstance(piece := queues.given.get(), (memoryview, _Mark)):
+        if isinstance(piece, _Mark):
+            piece.passed = True
+            queues.news.put(None)
+        else:
+            total.update(piece)
         del piece
-        queues.num_summed += 1
-        queues.news.put(None)
     queues.over = True
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from brainlib.attempt import Attempt, Whereabouts, surviving, whereabouts
+from brainlib.attempt import Attempt, Whereabouts, surviving, told_of, whereabouts
 from brainlib.common.errors import quoted
 from brainlib.common.lines import append_line
 from brainlib.common.logs import logger
@@ -131,17 +131,17 @@ def read_metrics(
 
 
 def _without_attempt(row: dict[str, Any]) -> dict[str, Any]:
-    run = row.get("run")
-    if not isinstance(run, dict):
+    told = told_of(row.get("run"))
+    if told is None:
         return row
-    return {**row, "run": {key: value for key, value in run.items() if key not in ("attempt", "from")}}
+    return {**row, "run": {key: value for key, value in told.items() if key not in ("attempt", "from")}}
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
     """The object on a line; None for one that is empty or not whole."""
     try:
         row = from_json(line)
-    except ValueError:  # also what is not UTF-8
+    except (ValueError, RecursionError):  # also what is not UTF-8
         return None
     return row if isinstance(row, dict) else None
 
@@ -151,19 +151,19 @@ def _last_attempt(path: Path, name: str) -> int:
     if not path.exists():
         return 0
     for line in reversed(path.read_bytes().split(b"\n")):
-        run = (_row(line) or {}).get("run")
-        if isinstance(run, dict) and run.get("name") == name:
-            return int(run["attempt"])
+        told = told_of((_row(line) or {}).get("run"))
+        if told is not None and told["name"] == name:
+            return int(told["attempt"])
     return 0
 
 
 def _fit_of(row: dict[str, Any]) -> Any:
     """Run and fit that a row is about; what was logged after a fit is about that one."""
-    run = row.get("run")
-    if not isinstance(run, dict) or "at" not in run:
+    told = told_of(row.get("run"))
+    if told is None:
         return None
-    fit, epoch = run["at"][:2]
-    return [run.get("name"), fit - 1 if epoch < 0 < fit else fit]
+    fit, epoch = told["at"][:2]
+    return [told["name"], fit - 1 if epoch < 0 < fit else fit]
 
 
 def _merged(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:

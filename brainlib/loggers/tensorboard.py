@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from brainlib.attempt import Attempt, Whereabouts, surviving
+from brainlib.attempt import Attempt, Whereabouts, surviving, told_of
 from brainlib.common.logs import logger
 from brainlib.loggers.base import Groups, Stats, TrainLogger
 from brainlib.loggers.jsonl import JsonlLogger, read_metrics
@@ -87,7 +87,7 @@ class TensorboardLogger(TrainLogger):
         if self._shown == (attempt, attempt.known) and not attempt.repeats(here.at):
             return True
         path = self._rows.path
-        rows = read_metrics(path, superseded=True) if path.exists() else []
+        rows = [row for row in read_metrics(path, superseded=True) if _is_ours(row)] if path.exists() else []
         told = [row["run"] for row in rows]
         before, after = surviving(told), surviving([*told, self._rows.told(here)])
         if self._shown != (attempt, attempt.known):
@@ -149,6 +149,18 @@ class TensorboardLogger(TrainLogger):
             self._writer.add_scalar(tag, value, x, walltime=time)
         elif value is not None:
             self._writer.add_text(tag, str(value), x, walltime=time)
+
+
+def _is_ours(row: dict[str, Any]) -> bool:
+    """Whether it is a row as `TensorboardLogger.write` notes it, and not what a damaged disk has left of one."""
+    groups = row.get("groups")
+    return (
+        told_of(row.get("run")) is not None
+        and all(type(row.get(key)) in (int, float) for key in ("x", "time"))
+        and isinstance(row.get("meta"), dict)
+        and isinstance(groups, dict)
+        and all(isinstance(group, dict) for group in groups.values())
+    )
 
 
 def _wait_for_its_turn(folder: Path) -> None:

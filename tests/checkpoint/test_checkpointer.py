@@ -294,6 +294,17 @@ def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytes
     assert checkpointer.save_checkpoint().path.parent == tmp_path / "save"
 
 
+def test_one_that_a_namesake_has_replaced_is_gone(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, {"model": linear()})
+    first = checkpointer.save_checkpoint({"n": 1}, name="best")
+    second = checkpointer.save_checkpoint({"n": 2}, name="best")
+    assert first.path == second.path
+    checkpointer.delete(first)
+    assert [checkpoint.meta["n"] for checkpoint in checkpointer.list_checkpoints()] == [2]
+    checkpointer.delete(second)
+    assert checkpointer.list_checkpoints() == []
+
+
 def test_the_criterion_is_the_last_declared_one_and_survives_a_restart(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, {"model": linear()})
     assert checkpointer.declared_criterion() is None

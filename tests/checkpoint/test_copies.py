@@ -163,6 +163,29 @@ def test_weights_that_were_put_aside_and_came_back(order: tuple[int, ...]) -> No
         assert [value[0].item() for value in taken.values()] == [0.0, 1.0, 2.0]
 
 
+def test_what_is_turned_in_place_is_turned_for_nobody_else() -> None:
+    square = torch.arange(9.0).view(3, 3)
+    other, copies = square.detach(), Copies()
+    for turn in (lambda: square.t_(), lambda: other.t_(), lambda: setattr(square, "data", square.t())):
+        copies.take({"a": {"square": square, "other": other}})
+        turn()
+        for state in ({"square": square, "other": other}, {"other": other, "square": square}):
+            taken = copies.take({"a": state})[0]["a"]
+            for name, value in state.items():
+                assert torch.equal(taken[name], value) and taken[name].stride() == value.stride(), name
+
+
+def test_what_becomes_its_own_conjugate() -> None:
+    wave = torch.tensor([1 + 2j, 3 - 4j])
+    other, copies = wave.detach(), Copies()
+    copies.take({"a": {"wave": wave, "other": other}})
+    wave.data = wave.conj()
+    taken = copies.take({"a": {"wave": wave, "other": other}})[0]["a"]
+    assert torch.equal(taken["wave"].resolve_conj(), wave.resolve_conj()) and torch.equal(
+        taken["other"], other
+    )
+
+
 def test_what_is_seen_as_a_conjugate_and_as_it_is() -> None:
     x = torch.randn(3, dtype=torch.complex64)
     r = torch.randn(3)
@@ -181,7 +204,9 @@ def test_random_histories_of_memory() -> None:
         for _ in range(20):
             for _ in range(rng.randint(0, 6)):
                 one, two = rng.choice(list(tensors)), rng.choice(list(tensors))
-                act = rng.choice(["free", "refill", "swap", "add", "new", "tie", "resize", "part"])
+                act = rng.choice(
+                    ["free", "refill", "swap", "add", "new", "tie", "resize", "part", "turn", "share"]
+                )
                 if act == "free":
                     tensors[one].data = torch.empty(0)
                 elif act == "refill":
@@ -196,6 +221,10 @@ def test_random_histories_of_memory() -> None:
                     tensors[one].data = tensors[two].data
                 elif act == "resize":
                     tensors[one].resize_(rng.choice([1, 16, 64])).normal_()
+                elif act == "turn":
+                    tensors[one].data = tensors[one].reshape(1 if tensors[one].numel() % 4 else 4, -1).t()
+                elif act == "share":
+                    tensors[one] = tensors[two].detach()
                 elif tensors[two].numel() > 2:
                     tensors[one] = tensors[two][1:-1]
             wanted = {name: tensor.clone() for name, tensor in tensors.items()}

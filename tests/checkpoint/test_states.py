@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from brainlib.checkpoint import Checkpointer as BackgroundCheckpointer
 from brainlib.checkpoint import CheckpointError
-from brainlib.checkpoint.states import as_json, clone, read_state, tidy
+from brainlib.checkpoint.states import Memory, as_json, clone, read_state, tidy, write_torch
+from brainlib.common.files import CHUNK_BYTES, SummedFile, sha256_of
 from tests.checkpoint.small import Foreground as Checkpointer
 
 
@@ -243,3 +245,43 @@ def test_clone_shares_nothing() -> None:
     assert torch.equal(copied["a"][1][0], 2 * torch.ones(2))
     assert copied["a"][1][1]["x"] == b"a"
     assert copied["b"] == {"a": 1}
+
+
+def test_only_tensors_are_written_from_memory_that_lasts(tmp_path: Path) -> None:
+    """The pickle, copies of strange tensors and the table of contents are gone when torch.save returns."""
+    large = torch.arange(CHUNK_BYTES)
+    state = {
+        "again": {"large": large, "part": large[3:7].t(), "turned": large.view(1024, -1).t()},
+        "parameters": [torch.nn.Parameter(torch.ones(CHUNK_BYTES))],
+        "conjugate": torch.ones(CHUNK_BYTES, dtype=torch.complex64).conj(),
+        "text": "x" * 3 * CHUNK_BYTES,
+        "sparse": torch.ones(CHUNK_BYTES).to_sparse(),
+        "many": [torch.ones(1) for _ in range(3000)],
+        "nowhere": torch.empty(CHUNK_BYTES, device="meta"),
+    }
+    told = Memory(state)
+    assert sorted(size for _, size in told.storages) == [4 * CHUNK_BYTES, 8 * CHUNK_BYTES, 8 * CHUNK_BYTES]
+    with SummedFile(tmp_path / "a.pt", lasting=told) as file:
+        write_torch(state, file)
+    assert file.sha256 == sha256_of(tmp_path / "a.pt")
+
+
+def test_a_nested_tensor_is_saved_from_a_copy_as_well(tmp_path: Path) -> None:
+    """It has no one shape; the copy used to ask for it."""
+
+    class Ragged:
+        def __init__(self) -> None:
+            self.value = torch.nested.nested_tensor([torch.ones(3), torch.zeros(2)])
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.value = state["value"]
+
+    ragged = Ragged()
+    checkpointer = BackgroundCheckpointer(tmp_path, {"ragged": ragged})
+    checkpointer.save_checkpoint()
+    ragged.value = ragged.value + 1
+    assert checkpointer.recover_if_possible() is not None
+    assert [part.tolist() for part in ragged.value.unbind()] == [[1.0] * 3, [0.0] * 2]

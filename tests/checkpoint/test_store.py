@@ -254,6 +254,25 @@ def test_what_is_gone_already_can_be_deleted(tmp_path: Path) -> None:
     assert store.listed() == []
 
 
+def test_another_checkpoint_under_the_name_of_one_that_is_gone_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = commit(store)
+    store.delete(first)
+    second = commit(store)
+    os.rename(second.path, first.path)
+    for each in (store, Store(tmp_path)):
+        each.delete(first)
+        assert [checkpoint.commit for checkpoint in each.listed()] == [second.commit]
+
+
+def test_a_damaged_one_can_be_deleted(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    checkpoint = commit(store)
+    (checkpoint.path / "manifest.json").write_text("torn")
+    store.delete(checkpoint)
+    assert not checkpoint.path.exists()
+
+
 def test_a_draft_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(ZeroDivisionError), store.draft() as draft:

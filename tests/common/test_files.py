@@ -7,6 +7,8 @@ import hashlib
 import os
 import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -194,31 +196,66 @@ def test_a_large_piece_may_be_reused_when_it_is_written(tmp_path: Path) -> None:
     assert file.sha256 == expected.hexdigest() == sha256_of(tmp_path / "a")
 
 
-def test_memory_that_has_an_owner_is_summed_beside_what_follows(tmp_path: Path) -> None:
+def lasting(*pieces: bytes) -> Callable[[memoryview], bool]:
+    return lambda piece: any(piece.obj is known for known in pieces)
+
+
+def test_memory_that_lasts_is_summed_beside_what_follows(tmp_path: Path) -> None:
     """All that is written after a large piece, the sync and the end of the file."""
-    owner = [os.urandom(3 * CHUNK_BYTES + 17), b"small", os.urandom(CHUNK_BYTES)]
-    with SummedFile(tmp_path / "a", owner=owner) as file:
-        for piece in owner:
+    pieces = [os.urandom(3 * CHUNK_BYTES + 17), b"small", os.urandom(CHUNK_BYTES)]
+    with SummedFile(tmp_path / "a", lasting=lasting(*pieces)) as file:
+        for piece in pieces:
             file.write(piece)
-    whole = b"".join(owner)
+    whole = b"".join(pieces)
     assert (tmp_path / "a").read_bytes() == whole
     assert (file.size, file.sha256) == (len(whole), hashlib.sha256(whole).hexdigest())
     assert not [thread for thread in threading.enumerate() if thread.name == "brainlib-sum"]
 
 
-@pytest.mark.parametrize("owner", [None, []])
-def test_the_thread_that_sums_ends_with_the_file(tmp_path: Path, owner: object) -> None:
+@pytest.mark.parametrize("size", [30, 70_000, CHUNK_BYTES, 3 * CHUNK_BYTES])
+def test_memory_that_does_not_last_may_be_reused_at_once(tmp_path: Path, size: int) -> None:
+    """As torch.save does with the heads of its records and its table of contents, beside tensors that last."""
+    large = os.urandom(24 * CHUNK_BYTES)  # the sum is busy with it for a while
+    fill = os.urandom(CHUNK_BYTES - 5)
+    piece = bytearray(os.urandom(size))
+    expected = hashlib.sha256()
+    with SummedFile(tmp_path / "a", lasting=lasting(large)) as file:
+        for part in (large, fill, piece, fill, piece, large, piece):
+            expected.update(part)
+            file.write(part)
+            if part is piece:
+                piece[:] = os.urandom(size)
+    assert file.sha256 == expected.hexdigest() == sha256_of(tmp_path / "a")
+
+
+def test_what_waits_to_be_summed_does_not_pile_up(tmp_path: Path) -> None:
+    piece = os.urandom(CHUNK_BYTES - 1)
+    tracemalloc.start()
+    try:
+        with SummedFile(tmp_path / "a", synced=False, lasting=lasting(piece)) as file:
+            for _ in range(64):
+                file.write(piece)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 24 * CHUNK_BYTES
+    assert file.sha256 == hashlib.sha256(64 * piece).hexdigest()
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_the_thread_that_sums_ends_with_the_file(tmp_path: Path, lasts: bool) -> None:
     """Also where the block is left by an error, and where the file is dropped before it is left."""
 
     def summing() -> bool:
         return any(thread.name == "brainlib-sum" for thread in threading.enumerate())
 
     piece = os.urandom(3 * CHUNK_BYTES)
-    with pytest.raises(KeyError), SummedFile(tmp_path / "a", owner=owner) as file:
+    known = lasting(piece) if lasts else None
+    with pytest.raises(KeyError), SummedFile(tmp_path / "a", lasting=known) as file:
         file.write(piece)
         raise KeyError
     assert not summing()
-    dropped = SummedFile(tmp_path / "b", owner=owner)
+    dropped = SummedFile(tmp_path / "b", lasting=known)
     dropped.write(piece)
     assert summing()
     del dropped

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from brainlib.attempt import Attempt, Whereabouts, logging_for
 from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, TrainLogger, read_metrics
 
 Make = Callable[[Path], TrainLogger]
@@ -228,6 +229,49 @@ def test_a_torn_last_line_is_left_out_and_the_next_one_is_whole(
     log.log_stats({"epoch": 2})
     assert [row["epoch"] for row in read_metrics(log.path)] == [1, 2]
     assert "metrics.jsonl: line 2 is not whole and is left out" in caplog.text
+
+
+STRANGE_RUNS = (
+    [
+        {"name": "save"},
+        {"name": "save", "at": [0, 0, 1, 0]},
+        {"name": "save", "attempt": None, "at": [0, 0, 1, 0]},
+    ]
+    + [
+        {"name": "save", "attempt": 1, "at": at}
+        for at in (None, 3, [], [0, 0], [0, "1", 0, 0], [0, [], 0, 0])
+    ]
+    + [
+        {"name": "save", "attempt": 1, "at": [0, 0, 1, 0], "from": begin}
+        for begin in (True, 1.5, [None] * 4, {})
+    ]
+    + [{"name": name, "attempt": "x", "at": [0, 0, 1, 0]} for name in ({}, None, "save")]
+    + ["my run", 7, None, [], {"id": 3}]
+)
+
+
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_rows_that_say_strange_things_of_a_run_are_in_nobodys_way(tensorboard: bool, tmp_path: Path) -> None:
+    """A key "run" of somebody else's, and what a damaged disk has made of ours: runs and readers go on."""
+    pytest.importorskip("tensorboard") if tensorboard else None
+    log = TensorboardLogger(tmp_path / "board") if tensorboard else JsonlLogger(tmp_path / "metrics.jsonl")
+    path = log._rows.path if isinstance(log, TensorboardLogger) else log.path
+    path.parent.mkdir(exist_ok=True)
+    strange = [{"epoch": 1, "run": run} for run in STRANGE_RUNS] + [
+        {"x": 1, "run": 3, "groups": 5, "meta": None}
+    ]
+    with open(path, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in strange)
+        file.write("[" * 100_000 + "\n")
+    for attempt in (1, 2):
+        told = Attempt(label="save", origin=None if attempt == 1 else (0, 0, 0, 0))
+        with logging_for(Whereabouts(told, at=(0, 0, attempt, 0), optimizer_step=attempt)):
+            log.log_stats({"epoch": 2}, {"loss": 1.0})
+        rows = read_metrics(path)
+        assert rows[: len(strange)] == strange
+        assert read_metrics(path, superseded=True)[-1]["run"]["attempt"] == attempt
+        read_metrics(path, merge_by="epoch")
+    log.close()
 
 
 def test_rows_of_one_epoch_can_be_merged(tmp_path: Path) -> None:

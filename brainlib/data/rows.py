@@ -1,0 +1,293 @@
+"""Rows of a manifest, packed: a million of them are a few arrays, which forked workers share and never copy.
+
+A list of a million dicts is tens of millions of Python objects. Each has a counter of its references in it, so reading
+one writes to its page, and every forked worker ends with a copy of all of them. Here a column of texts is one piece
+of bytes and one array of where each text ends; a column of numbers is an array. A row costs the bytes of its texts,
+4 bytes a text and 8 a number.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from brainlib.common.errors import nearest, quoted
+
+__all__ = ["MISSING", "Rows", "RowsBuilder"]
+
+MISSING: Any = object()  # stands where a row does not have a key
+
+_CHUNK = 4096  # rows that are packed together
+_PLAIN = (str, int, float, bool, type(None), list, dict, tuple)
+
+
+# ------------------------------------------------------------------------------------------------------------- columns
+class Texts(Sequence[str]):
+    """Strings: their bytes, and where each ends."""
+
+    def __init__(self, blob: bytes, lengths: np.ndarray[Any, Any]) -> None:
+        ends = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        self._blob = blob
+        self._ends = ends.astype(np.uint32) if len(blob) < 1 << 32 else ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.bytes_of(number).decode("utf-8", "surrogatepass")
+
+    def bytes_of(self, number: int) -> bytes:
+        ends = self._ends
+        return self._blob[ends.item(number) : ends.item(number + 1)]
+
+
+class Numbers(Sequence[Any]):
+    """Numbers of one kind."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.values.item(number)
+
+
+class Plain(Texts):
+    """Lists, dicts, None, values of several kinds, and gaps."""
+
+    def __getitem__(self, number: Any) -> Any:
+        data = self.bytes_of(number)
+        # These bytes were written by `_pack` in this program; nothing that comes from a file is unpickled.
+        return pickle.loads(data) if data else MISSING
+
+
+def _pack(values: list[Any]) -> Any:
+    """A part of a column: (kind, content, lengths); kind is a type of number, or one of the classes above."""
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        text = "".join(values)
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data) == len(text):  # all of it is ASCII
+            return Texts, data, np.fromiter(map(len, values), np.int64, len(values))
+        parts = [value.encode("utf-8", "surrogatepass") for value in values]
+        return Texts, data, np.fromiter(map(len, parts), np.int64, len(parts))
+    if len(kinds) == 1 and kinds <= {int, float, bool}:
+        try:
+            array: np.ndarray[Any, Any] = np.array(
+                values, {int: np.int64, float: np.float64, bool: np.bool_}[kinds.pop()]
+            )
+            return array.dtype, array, None
+        except OverflowError:
+            pass
+    if all(value is MISSING or isinstance(value, _PLAIN) for value in values):
+        try:
+            parts = [b"" if value is MISSING else pickle.dumps(value, 5) for value in values]
+            return Plain, b"".join(parts), np.fromiter(map(len, parts), np.int64, len(parts))
+        except (pickle.PicklingError, AttributeError, TypeError):
+            pass
+    return list, values, None
+
+
+def _unpack(part: Any) -> list[Any]:
+    kind, content, lengths = part
+    if kind is list:
+        return list(content)
+    return content.tolist() if lengths is None else list(kind(content, lengths))
+
+
+def _column(parts: list[Any]) -> Sequence[Any]:
+    """The parts of a column as one; where they are of several kinds, as plain values or as they are."""
+    if len({part[0] for part in parts}) > 1:
+        parts = [_pack([value for part in parts for value in _unpack(part)])]
+    kind = parts[0][0]
+    contents = [part[1] for part in parts]
+    if kind is list:
+        return [value for content in contents for value in content]
+    if parts[0][2] is None:
+        return Numbers(np.concatenate(contents))
+    made: Texts = kind(b"".join(contents), np.concatenate([part[2] for part in parts]))
+    return made
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+class Rows(Mapping[str, dict[str, Any]]):
+    """The rows of a manifest by their ids, in its order: a mapping from id to a dict, made when it is asked for.
+
+    Args:
+        ids: of the rows.
+        columns: one entry a row under each key.
+        origin: where they come from, for messages.
+
+    >>> rows = Rows.of({"utt1": {"wav": "a.wav", "duration": 1.5}, "utt2": {"wav": "b.wav", "duration": 2.0}})
+    >>> rows["utt2"], list(rows), rows.value("duration", 0), rows.number_of("utt2")
+    ({'id': 'utt2', 'wav': 'b.wav', 'duration': 2.0}, ['utt1', 'utt2'], 1.5, 1)
+    """
+
+    def __init__(self, ids: Sequence[str], columns: Mapping[str, Sequence[Any]], origin: str = "") -> None:
+        self.ids, self.columns, self.origin = ids, dict(columns), origin
+        self._by_hash: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Mapping[str, Any]], origin: str = "") -> Rows:
+        """Pack a dict from id to row.
+
+        Raises:
+            ValueError: for a row that is no dict, or has an ``id`` that is another.
+        """
+        if isinstance(data, Rows):
+            return data
+        builder = RowsBuilder(origin)
+        ids = list(data)
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            builder.add(chunk, [_checked(each, data[each]) for each in chunk])
+        return builder.rows()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids)
+
+    def __getitem__(self, id_: str) -> dict[str, Any]:
+        return self.row(self.number_of(id_))
+
+    def row(self, number: int) -> dict[str, Any]:
+        """The row with this number, counted from 0; ``id`` is one of its keys."""
+        values = {key: column[number] for key, column in self.columns.items()}
+        return {
+            "id": self.ids[number],
+            **{key: value for key, value in values.items() if value is not MISSING},
+        }
+
+    def value(self, key: str, number: int) -> Any:
+        """One entry; `MISSING` where the row does not have it."""
+        return self.ids[number] if key == "id" else self.columns[key][number]
+
+    def number_of(self, id_: str) -> int:
+        """The number of the row with this id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if self._by_hash is None:
+            order = np.argsort(self._hashes(), kind="stable")
+            self._by_hash = self._hashes()[order], order
+        hashes, order = self._by_hash
+        wanted = hash(id_)
+        place = int(np.searchsorted(hashes, wanted))
+        while place < len(hashes) and hashes[place] == wanted:
+            number = int(order[place])
+            if self.ids[number] == id_:
+                return number
+            place += 1
+        raise KeyError(f"there is no row with the id {id_!r}" + (f" in {self.origin}" if self.origin else ""))
+
+    def _hashes(self) -> np.ndarray[Any, Any]:
+        return np.fromiter(map(hash, self.ids), np.int64, len(self.ids))
+
+    def twice(self) -> tuple[int, int] | None:
+        """The numbers of two rows with the same id, if there are any."""
+        hashes = self._hashes()
+        order = np.argsort(hashes, kind="stable")
+        sorted_ = hashes[order]
+        for place in np.flatnonzero(sorted_[1:] == sorted_[:-1]).tolist():
+            first, second = int(order[place]), int(order[place + 1])
+            if self.ids[first] == self.ids[second]:
+                return first, second
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_by_hash": None}  # the hash of a text differs from process to process
+
+
+def _checked(id_: Any, row: Any) -> Mapping[Any, Any]:
+    if not isinstance(id_, str):
+        raise ValueError(f"an id is {id_!r}; it must be a string")
+    if not isinstance(row, Mapping):
+        raise ValueError(
+            f"the row of {id_!r} is a {type(row).__name__}; it must be a dict from keys to values"
+        )
+    if "id" in row:
+        if row["id"] != id_:
+            raise ValueError(
+                f"the row of {id_!r} has the key 'id' with the value {row['id']!r}: leave it out, the id of a row is "
+                "what it is filed under"
+            )
+        return {key: value for key, value in row.items() if key != "id"}
+    return row
+
+
+class RowsBuilder:
+    """Packs rows as they come in, so that never all of them are Python objects.
+
+    Args:
+        origin: where they come from, for messages.
+        same_id: is told the numbers of two rows with the same id, and returns what to say.
+
+    >>> builder = RowsBuilder()
+    >>> builder.add(["a", "b"], [{"n": 1}, {"n": 2, "text": "two"}])
+    >>> builder.rows()["b"]
+    {'id': 'b', 'n': 2, 'text': 'two'}
+    """
+
+    def __init__(self, origin: str = "", same_id: Callable[[int, int], str] | None = None) -> None:
+        self._origin = origin
+        self._same_id = same_id or (lambda first, second: f"rows {first + 1} and {second + 1}")
+        self._ids: list[Any] = []
+        self._parts: dict[str, list[Any]] = {}
+        self.num_rows = 0
+
+    def add(self, ids: list[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Some more rows; each may have keys of its own."""
+        keys = list(rows[0]) if rows else []
+        if sum(map(len, rows)) != len(keys) * len(rows) or not all(map(set(keys).issuperset, rows)):
+            keys = list(dict.fromkeys(key for row in rows for key in row))
+            self.add_columns(ids, {key: [row.get(key, MISSING) for row in rows] for key in keys})
+        else:
+            self.add_columns(ids, {key: [row[key] for row in rows] for key in keys})
+
+    def add_columns(self, ids: list[str], columns: Mapping[str, list[Any]]) -> None:
+        """Some more rows, column by column."""
+        if not ids:
+            return
+        for key in columns:
+            if key not in self._parts:
+                self._parts[key] = [_pack([MISSING] * self.num_rows)] if self.num_rows else []
+        for key, parts in self._parts.items():
+            parts.append(_pack(columns[key] if key in columns else [MISSING] * len(ids)))
+        self._ids.append(_pack(ids))
+        self.num_rows += len(ids)
+
+    def rows(self) -> Rows:
+        """All of them.
+
+        Raises:
+            ValueError: two have the same id.
+        """
+        columns = {}
+        for key in list(self._parts):
+            columns[key] = _column(self._parts.pop(key))  # popped: its parts are not needed beside the whole
+        rows = Rows(_column(self._ids) if self._ids else [], columns, self._origin)
+        twice = rows.twice()
+        if twice is not None:
+            raise ValueError(
+                f"the id {rows.ids[twice[0]]!r} is there twice: {self._same_id(*twice)}. An id names one item; make "
+                "them different"
+            )
+        return rows
+
+
+def no_such_key(key: str, known: Sequence[str], what: str) -> str:
+    """The message for a key that is not there.
+
+    >>> no_such_key("wavs", ["id", "wav"], "this data set")
+    "there is no key 'wavs' in this data set; there are 'id', 'wav'. Did you mean 'wav'?"
+    """
+    return f"there is no key {key!r} in {what}; there are {quoted(known)}.{nearest(key, known)}"

@@ -66,7 +66,7 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
             )
         self._rows = Rows.of(data)
         self._numbers: np.ndarray[Any, Any] | None = None  # of the rows that are in this set, if not all are
-        self.pipeline = Pipeline(["id", *(key for key in self._rows.columns if key != "id")])
+        self.pipeline = Pipeline(self._rows.columns)
         self._outputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # names outside, and their keys
         for item in dynamic_items:
             self.add_dynamic_item(item)
@@ -137,8 +137,8 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         names, keys = self._outputs
         if not names:
             return self._rows.row(number)
-        rows = self._rows
-        return dict(zip(names, self.pipeline.compute(lambda key: rows.value(key, number), keys), strict=True))
+        values = self.pipeline.compute(self._rows.columns, number, keys)
+        return dict(zip(names, values, strict=True))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -168,7 +168,7 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         >>> DynamicItemDataset({"a": {"duration": 1.5}, "b": {"duration": 2.0}}).values("duration")
         array([1.5, 2. ])
         """
-        column = self._rows.ids if key == "id" else self._rows.columns.get(key)
+        column = self._rows.columns.get(key)
         if isinstance(column, Numbers):
             return column.values if self._numbers is None else column.values[self._numbers]
         with self.output_keys_as([key]):
@@ -361,8 +361,7 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._numbers = numbers
-        other.pipeline = Pipeline(self.pipeline.row_keys)
-        other.pipeline.items.update(self.pipeline.items)
+        other.pipeline = self.pipeline.copy()
         return other
 
     # --------------------------------------------------------------------------------------------------------- workers

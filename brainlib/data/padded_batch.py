@@ -137,12 +137,13 @@ class PaddedBatch:
                 "collate_fn for others"
             )
         keys = list(examples[0])
-        for example in examples:
-            if example.keys() != examples[0].keys():
-                differ = sorted(set(keys) ^ set(example), key=str)
-                raise ValueError(
-                    f"the items{_ids(examples)} have different keys: {quoted(differ)} not in all of them"
-                )
+        if not all(example.keys() == examples[0].keys() for example in examples):
+            differ = sorted(
+                {key for example in examples for key in examples[0].keys() ^ example.keys()}, key=str
+            )
+            raise ValueError(
+                f"the items{_ids(examples)} have different keys: {quoted(differ)} not in all of them"
+            )
         for name, given in (("padded_keys", padded_keys), ("device_prep_keys", device_prep_keys)):
             for key in given or ():
                 if key not in keys:
@@ -163,16 +164,23 @@ class PaddedBatch:
     def _column(
         key: str, values: list[Any], wanted: bool, padding: dict[str, Any], stack: bool, examples: Any
     ) -> Any:
-        first = values[0]
-        if isinstance(first, np.ndarray) and first.dtype.kind not in "OUSMm":
+        if isinstance(values[0], np.ndarray) and values[0].dtype.kind not in "OUSMm":
             values = [torch.as_tensor(each) if isinstance(each, np.ndarray) else each for each in values]
-            first = values[0]
-        if isinstance(first, Tensor):
-            if first.dim() and wanted and _alike(key, values, examples):
-                return PaddedData.of(values, **_padding(key, padding))
-            shapes = {each.shape if isinstance(each, Tensor) else None for each in values}
-            return torch.stack(values) if (stack or not first.dim()) and len(shapes) == 1 else values
-        if type(first) in (int, float, bool) and all(type(each) in (int, float, bool) for each in values):
+        kinds = set(map(type, values))
+        if all(issubclass(kind, Tensor) for kind in kinds):
+            shapes = [each.shape for each in values]
+            if wanted and values[0].dim():
+                if (
+                    len(set(map(len, shapes))) > 1
+                    or len(values[0].shape) > 1
+                    or len({v.dtype for v in values}) > 1
+                ):
+                    _check_alike(key, values, examples)
+                value = padding.pop("value", 0.0)
+                _no_more(key, padding)
+                return PaddedData(pad_sequence(values, True, value), [shape[0] for shape in shapes])
+            return torch.stack(values) if (stack or not values[0].dim()) and len(set(shapes)) == 1 else values
+        if kinds <= {int, float, bool}:
             return torch.tensor(values)
         return values
 
@@ -251,12 +259,10 @@ def _moved(value: Any, device: Any, dtype: torch.dtype | None, non_blocking: boo
     return value
 
 
-def _alike(key: str, values: Sequence[Any], examples: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether they can be padded to one; an error where one of them cannot."""
+def _check_alike(key: str, values: Sequence[Tensor], examples: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where tensors differ in more than their first dimension."""
     first = values[0]
     for value, example in zip(values, examples, strict=True):
-        if not isinstance(value, Tensor):
-            return False
         if value.shape[1:] != first.shape[1:] or value.dtype != first.dtype or value.dim() != first.dim():
             one, other = (
                 f"{list(each.shape)} {str(each.dtype).removeprefix('torch.')}{_id(of)}"
@@ -266,14 +272,11 @@ def _alike(key: str, values: Sequence[Any], examples: Sequence[Mapping[str, Any]
                 f"the key {key!r} cannot be padded: {one} and {other}. Only the first dimension, which is time, may "
                 "differ. Make the others the same in your pipeline, or leave the key out of padded_keys"
             )
-    return True
 
 
-def _padding(key: str, given: Mapping[str, Any]) -> dict[str, float]:
-    unknown = sorted(set(given) - {"value"})
-    if unknown:
-        raise ValueError(f"the padding of {key!r} has the option {quoted(unknown)}; there is 'value' alone")
-    return {"value": given.get("value", 0.0)}
+def _no_more(key: str, padding: Mapping[str, Any]) -> None:
+    if padding:
+        raise ValueError(f"the padding of {key!r} has the option {quoted(padding)}; there is 'value' alone")
 
 
 def _id(example: Mapping[str, Any]) -> str:

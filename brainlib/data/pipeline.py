@@ -17,6 +17,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from brainlib.common.errors import quoted
@@ -160,15 +161,22 @@ class Pipeline:
         items: what computes more.
 
     >>> pipeline = Pipeline(["id", "n"], [DynamicItem("n", lambda n: n + 1, "m"), DynamicItem("m", str, "text")])
-    >>> pipeline.compute({"id": "a", "n": 1}.get, ["text"])
-    ['2']
+    >>> pipeline.compute({"id": ["a", "b"], "n": [1, 5]}, 1, ("text",))
+    ['6']
     """
 
     def __init__(self, row_keys: Iterable[str], items: Iterable[DynamicItem] = ()) -> None:
         self.row_keys = tuple(row_keys)
         self.items: dict[str, DynamicItem] = {}  # by what they provide
+        self._plans: dict[tuple[str, ...], Plan] = {}
         for item in items:
             self.add(item)
+
+    def copy(self) -> Pipeline:
+        """Another one with the same items, to which other ones can be added."""
+        other = Pipeline(self.row_keys)
+        other.items.update(self.items)
+        return other
 
     @property
     def keys(self) -> list[str]:
@@ -189,6 +197,7 @@ class Pipeline:
             if key in self.row_keys:
                 raise ValueError(f"{item} provides {key!r}, which the rows have already; take another name")
         self.items.update(dict.fromkeys(item.provides, item))
+        self._plans.clear()
 
     def check(self, keys: Iterable[str]) -> None:
         """Raise where something that `keys` need is not there, or needs itself.
@@ -216,144 +225,199 @@ class Pipeline:
             self._check(each, (*path, key), done)
         done.add(key)
 
-    def row_keys_for(self, item: DynamicItem) -> list[str]:
-        """The keys of the row that an item leans on, through whatever it takes."""
-        found: dict[str, None] = {}
-        open_, seen = [item], {id(item)}
-        while open_:
-            for key in open_.pop().takes:
-                above = self.items.get(key)
-                if above is None:
-                    found[key] = None
-                elif id(above) not in seen:
-                    seen.add(id(above))
-                    open_.append(above)
-        return sorted(found)
+    def plan(self, keys: tuple[str, ...]) -> Plan:
+        """What has to be done for `keys`; made once and kept."""
+        plan = self._plans.get(keys)
+        if plan is None:
+            self.check(keys)
+            plan = self._plans[keys] = Plan(self.items, keys)
+        return plan
 
-    def items_for(self, item: DynamicItem) -> list[DynamicItem]:
-        """The item, and all that it leans on."""
-        found = [item]
-        for each in found:
-            for key in each.takes:
-                above = self.items.get(key)
-                if above is not None and all(above is not known for known in found):
-                    found.append(above)
-        return found
-
-    def compute(self, row_value: Callable[[str], Any], keys: Sequence[str]) -> list[Any]:
+    def compute(self, columns: Mapping[str, Sequence[Any]], number: int, keys: tuple[str, ...]) -> list[Any]:
         """The values of `keys` for one item, and nothing beside them that they do not need.
 
         Args:
-            row_value: gives the value of a key of the row.
+            columns: of all rows, by key; ``id`` is one.
+            number: of the row.
             keys: what is wanted.
 
         Raises:
             ItemError: something failed.
         """
-        computation = _Computation(self, row_value)
+        values: dict[str, Any] = {}
+        generators: list[Iterator[Any]] = []
         try:
-            return [computation.value(key) for key in keys]
+            self._run(self.plan(keys), columns, number, values, generators)
+        except _FailedError as failed:
+            raise ItemError(f"the item {columns['id'][number]!r}{failed}") from failed.__cause__
         finally:
-            if computation.generators:
-                computation.close()
+            for generator in generators:  # those that were not gone on with to their end
+                generator.close()  # type: ignore[attr-defined]
+        return [values[key] for key in keys]
 
-
-class _Computation:
-    """The values of one item, as far as they are known."""
-
-    __slots__ = ("_items", "_pipeline", "_row_value", "_values", "generators")
-
-    def __init__(self, pipeline: Pipeline, row_value: Callable[[str], Any]) -> None:
-        self._pipeline, self._items, self._row_value = pipeline, pipeline.items, row_value
-        self._values: dict[str, Any] = {}
-        self.generators: dict[str, Iterator[Any]] = {}  # by the first key that they provide
-
-    def value(self, key: str) -> Any:
-        values = self._values
-        if key in values:
-            return values[key]
-        item = self._items.get(key)
-        if item is None:
-            value = values[key] = self._row_value(key)
+    def _run(
+        self,
+        plan: Plan,
+        columns: Mapping[str, Sequence[Any]],
+        number: int,
+        values: dict[str, Any],
+        generators: list[Iterator[Any]],
+    ) -> None:
+        for key in plan.row_keys:
+            value = values[key] = columns[key][number]
             if value is MISSING:
-                raise ItemError(f"the item {self._id()!r} has no {key!r}")
-            return value
-        if item.cache is not None:
-            values.update(self._cached(item))
-        elif item.is_generator:
-            self._go_on(item, key)
-        else:
-            self._call(item)
-        return values[key]
-
-    def _call(self, item: DynamicItem) -> None:
-        args = [self.value(key) for key in item.takes]
-        try:
-            result = item.func(*args)
-        except Exception as error:
-            raise self._failed(item, item.provides[0], error) from error
-        if len(item.provides) == 1:
-            self._values[item.provides[0]] = result
-            return
-        if not isinstance(result, (tuple, list)) or len(result) != len(item.provides):
-            count = f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
-            raise ItemError(
-                f"the item {self._id()!r}: {item} provides {quoted(item.provides)} and returned a "
-                f"{type(result).__name__}{count}; it must return a tuple of {len(item.provides)}, or be a generator"
-            )
-        self._values.update(zip(item.provides, result, strict=True))
-
-    def _go_on(self, item: DynamicItem, wanted: str) -> None:
-        """Go on with a generator until it has given a key."""
-        first = item.provides[0]
-        if first not in self.generators:
-            args = [self.value(key) for key in item.takes]
-            self.generators[first] = item.func(*args)
-        for number, key in enumerate(item.provides):
-            if key in self._values:
+                raise _FailedError(f" has no {key!r}")
+        for step in plan.steps:
+            item = step.item
+            if item.cache is not None:
+                if item.provides[0] not in values:
+                    self._look_up(step, columns, number, values, generators)
+                continue
+            args = [values[key] for key in item.takes]
+            if item.is_generator:
+                generator = item.func(*args)
+                generators.append(generator)
+                _go_on(step, generator, values)
                 continue
             try:
-                value = next(self.generators[first], _END)
+                result = item.func(*args)
             except Exception as error:
-                raise self._failed(item, key, error) from error
-            if value is _END:
-                raise ItemError(
-                    f"the item {self._id()!r}: the generator {item} provides {quoted(item.provides)} and yielded "
-                    f"{number} of them; it must yield each"
-                )
-            self._values[key] = value
-            if key == wanted:
+                raise _failed(item, item.provides[0], error) from error
+            if len(item.provides) == 1:
+                values[item.provides[0]] = result
+            else:
+                _take_apart(item, result, values)
+
+    def _look_up(
+        self,
+        step: Step,
+        columns: Mapping[str, Sequence[Any]],
+        number: int,
+        values: dict[str, Any],
+        generators: list[Iterator[Any]],
+    ) -> None:
+        """Take from the disk what a step gives, or else make it, and what it takes."""
+        item, above, source = step.item, step.above, step.source
+        assert item.cache is not None and above is not None and source is not None
+
+        def make() -> dict[str, Any]:
+            made: dict[str, Any] = {}
+            self._run(above, columns, number, made, generators)
+            return {key: made[key] for key in item.provides}
+
+        known = {key: columns[key][number] for key in source.row_keys}
+        functions = [each.item.func for each in source.steps]
+        values.update(item.cache.get(columns["id"][number], item.provides, known, functions, make))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One item, whose arguments are known when it is its turn.
+
+    Attributes:
+        item: what is called.
+        num: how many of the keys of a generator are needed.
+        above: of an item with a cache: what has to be done where the cache has nothing, itself included.
+        source: of an item with a cache: all that its values come from.
+    """
+
+    item: DynamicItem
+    num: int
+    above: Plan | None = None
+    source: Plan | None = None
+
+
+class Plan:
+    """What has to be done for some keys, in order.
+
+    Args:
+        items: by what they provide.
+        keys: what is wanted.
+        is_cached: whether the cache of an item is looked at, which spares what it takes; None: wherever there is one.
+
+    Attributes:
+        row_keys: which keys of the row are read.
+        steps: which items are called then.
+    """
+
+    def __init__(
+        self,
+        items: Mapping[str, DynamicItem],
+        keys: Iterable[str],
+        is_cached: Callable[[DynamicItem], bool] = lambda item: item.cache is not None,
+    ) -> None:
+        row_keys: dict[str, None] = {}
+        order: dict[int, DynamicItem] = {}
+        num: dict[int, int] = {}
+
+        def need(key: str) -> None:
+            item = items.get(key)
+            if item is None:
+                row_keys[key] = None
                 return
+            num[id(item)] = max(num.get(id(item), 0), item.provides.index(key) + 1)
+            if id(item) not in order:
+                for each in () if is_cached(item) else item.takes:
+                    need(each)
+                order[id(item)] = item
 
-    def _cached(self, item: DynamicItem) -> Mapping[str, Any]:
-        assert item.cache is not None
-        leaning = self._pipeline.items_for(item)
-        known = {key: self.value(key) for key in self._pipeline.row_keys_for(item)}
-        return item.cache.get(
-            self._id(), item.provides, known, [each.func for each in leaning], lambda: self._made(item)
+        for key in keys:
+            need(key)
+        self.row_keys = tuple(row_keys)
+        self.steps = []
+        for which, item in order.items():
+            if is_cached(item):
+                above = Plan(items, item.provides, _cached_but(item))
+                source = Plan(items, item.provides, is_cached=_never)
+                self.steps.append(Step(item, num[which], above, source))
+            else:
+                self.steps.append(Step(_without_cache(item), num[which]))
+
+
+def _cached_but(item: DynamicItem) -> Callable[[DynamicItem], bool]:
+    return lambda each: each.cache is not None and each is not item
+
+
+def _never(item: DynamicItem) -> bool:
+    return False
+
+
+def _without_cache(item: DynamicItem) -> DynamicItem:
+    return item if item.cache is None else DynamicItem(item.takes, item.func, item.provides)
+
+
+class _FailedError(Exception):
+    """What goes wrong with an item, but for its name."""
+
+
+def _failed(item: DynamicItem, key: str, error: Exception) -> _FailedError:
+    return _FailedError(f": {key!r} by {item} failed: {type(error).__name__}: {error}")
+
+
+def _take_apart(item: DynamicItem, result: Any, values: dict[str, Any]) -> None:
+    if not isinstance(result, (tuple, list)) or len(result) != len(item.provides):
+        count = f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
+        raise _FailedError(
+            f": {item} provides {quoted(item.provides)} and returned a {type(result).__name__}{count}; it must return "
+            f"a tuple of {len(item.provides)}, or be a generator"
         )
+    values.update(zip(item.provides, result, strict=True))
 
-    def _made(self, item: DynamicItem) -> dict[str, Any]:
-        if item.is_generator:
-            self._go_on(item, item.provides[-1])
-        else:
-            self._call(item)
-        return {key: self._values[key] for key in item.provides}
 
-    def _failed(self, item: DynamicItem, key: str, error: Exception) -> ItemError:
-        return ItemError(
-            f"the item {self._id()!r}: {key!r} by {item} failed: {type(error).__name__}: {error}"
-        )
-
-    def _id(self) -> Any:
-        return self._row_value("id")
-
-    def close(self) -> None:
-        """End generators that were not gone on with to their end."""
-        for generator in self.generators.values():
-            close = getattr(generator, "close", None)
-            if close is not None:
-                close()
+def _go_on(step: Step, generator: Iterator[Any], values: dict[str, Any]) -> None:
+    """Take as many values of a generator as are needed."""
+    item = step.item
+    for number, key in enumerate(item.provides[: step.num]):
+        try:
+            value = next(generator, _END)
+        except Exception as error:
+            raise _failed(item, key, error) from error
+        if value is _END:
+            raise _FailedError(
+                f": the generator {item} provides {quoted(item.provides)} and yielded {number} of them; it must yield "
+                "each"
+            )
+        values[key] = value
 
 
 def why_not_picklable(value: Any) -> str | None:

@@ -38,11 +38,12 @@ class Texts(Sequence[str]):
         return len(self._ends) - 1
 
     def __getitem__(self, number: Any) -> Any:
-        return self.bytes_of(number).decode("utf-8", "surrogatepass")
-
-    def bytes_of(self, number: int) -> bytes:
         ends = self._ends
-        return self._blob[ends.item(number) : ends.item(number + 1)]
+        data = self._blob[ends.item(number) : ends.item(number + 1)]
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # half a surrogate pair, which JSON can hold
+            return data.decode("utf-8", "surrogatepass")
 
 
 class Numbers(Sequence[Any]):
@@ -62,7 +63,7 @@ class Plain(Texts):
     """Lists, dicts, None, values of several kinds, and gaps."""
 
     def __getitem__(self, number: Any) -> Any:
-        data = self.bytes_of(number)
+        data = self._blob[self._ends.item(number) : self._ends.item(number + 1)]
         # These bytes were written by `_pack` in this program; nothing that comes from a file is unpickled.
         return pickle.loads(data) if data else MISSING
 
@@ -121,16 +122,17 @@ class Rows(Mapping[str, dict[str, Any]]):
 
     Args:
         ids: of the rows.
-        columns: one entry a row under each key.
+        columns: one entry a row under each key; the ids join them under ``id``.
         origin: where they come from, for messages.
 
     >>> rows = Rows.of({"utt1": {"wav": "a.wav", "duration": 1.5}, "utt2": {"wav": "b.wav", "duration": 2.0}})
-    >>> rows["utt2"], list(rows), rows.value("duration", 0), rows.number_of("utt2")
+    >>> rows["utt2"], list(rows), rows.columns["duration"][0], rows.number_of("utt2")
     ({'id': 'utt2', 'wav': 'b.wav', 'duration': 2.0}, ['utt1', 'utt2'], 1.5, 1)
     """
 
     def __init__(self, ids: Sequence[str], columns: Mapping[str, Sequence[Any]], origin: str = "") -> None:
-        self.ids, self.columns, self.origin = ids, dict(columns), origin
+        self.ids, self.origin = ids, origin
+        self.columns: dict[str, Sequence[Any]] = {"id": ids, **columns}
         self._by_hash: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
 
     @classmethod
@@ -161,14 +163,7 @@ class Rows(Mapping[str, dict[str, Any]]):
     def row(self, number: int) -> dict[str, Any]:
         """The row with this number, counted from 0; ``id`` is one of its keys."""
         values = {key: column[number] for key, column in self.columns.items()}
-        return {
-            "id": self.ids[number],
-            **{key: value for key, value in values.items() if value is not MISSING},
-        }
-
-    def value(self, key: str, number: int) -> Any:
-        """One entry; `MISSING` where the row does not have it."""
-        return self.ids[number] if key == "id" else self.columns[key][number]
+        return {key: value for key, value in values.items() if value is not MISSING}
 
     def number_of(self, id_: str) -> int:
         """The number of the row with this id.

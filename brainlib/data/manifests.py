@@ -407,7 +407,7 @@ class _Lines:
         return lambda at: self.told(num_rows + at)
 
     def of_two(self, first: int, second: int) -> str:
-        return f"on lines {self.of(first)} and {self.of(second)}"
+        return f"on lines {self.of(first)} and {self.of(second)} of {self._path}"
 
 
 def _replacer(replacements: Replacements | None, pattern: str, mark: str) -> Callable[[str], str] | None:

@@ -59,6 +59,15 @@ class PaddedData:
         times = torch.arange(self.data.shape[1], device=self.data.device)
         return times < self.num_entries.unsqueeze(1)
 
+    def part(self, place: slice) -> PaddedData:
+        """Some of them, padded to the longest of these.
+
+        >>> PaddedData.of([torch.ones(2), torch.ones(4)]).part(slice(0, 1)).data.shape
+        torch.Size([1, 2])
+        """
+        num = self.num[place]
+        return PaddedData(self.data[place, : max(num, default=0)], num)
+
     def __iter__(self) -> Iterator[Tensor]:
         yield self.data
         yield self.lengths
@@ -212,6 +221,22 @@ class PaddedBatch:
     def keys(self) -> list[str]:
         """The keys, in order."""
         return list(self._values)
+
+    def part(self, place: slice) -> PaddedBatch:
+        """Some of its items as a batch of their own.
+
+        >>> batch = PaddedBatch([{"id": "a", "x": torch.ones(1)}, {"id": "b", "x": torch.ones(3)}])
+        >>> batch.part(slice(0, 1)).x.data
+        tensor([[1.]])
+        """
+        other = PaddedBatch.__new__(PaddedBatch)
+        other._prepared = self._prepared
+        other._values = {
+            key: value.part(place) if isinstance(value, PaddedData) else value[place]
+            for key, value in self._values.items()
+        }
+        other.batchsize = len(range(self.batchsize)[place])
+        return other
 
     def at_position(self, position: int) -> Any:
         """The value of the key at this position."""

@@ -9,7 +9,8 @@ of bytes and one array of where each text ends; a column of numbers is an array.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ __all__ = ["MISSING", "Rows", "RowsBuilder"]
 
 MISSING: Any = object()  # stands where a row does not have a key
 
-_CHUNK = 4096  # rows that are packed together
+_CHUNK = 512  # rows that are packed together
 _PLAIN = (str, int, float, bool, type(None), list, dict, tuple)
 
 
@@ -29,10 +30,9 @@ class Texts(Sequence[str]):
     """Strings: their bytes, and where each ends."""
 
     def __init__(self, blob: bytes, lengths: np.ndarray[Any, Any]) -> None:
-        ends = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=ends[1:])
         self._blob = blob
-        self._ends = ends.astype(np.uint32) if len(blob) < 1 << 32 else ends
+        self._ends = np.zeros(len(lengths) + 1, np.uint32 if len(blob) < 1 << 32 else np.int64)
+        np.cumsum(lengths, out=self._ends[1:])
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -64,56 +64,72 @@ class Plain(Texts):
 
     def __getitem__(self, number: Any) -> Any:
         data = self._blob[self._ends.item(number) : self._ends.item(number + 1)]
-        # These bytes were written by `_pack` in this program; nothing that comes from a file is unpickled.
+        # These bytes were written by `_plain` in this program; nothing that comes from a file is unpickled.
         return pickle.loads(data) if data else MISSING
 
 
-def _pack(values: list[Any]) -> Any:
-    """A part of a column: (kind, content, lengths); kind is a type of number, or one of the classes above."""
+class _Growing:
+    """A column to which values are added. It holds two buffers that grow, so that no memory is left in pieces."""
+
+    def __init__(self) -> None:
+        self._kind: Any = (
+            None  # a type of number, `Texts`, `Plain`, or `list`: then the values stay as they are
+        )
+        self._blob = bytearray()
+        self._lengths = array("I")
+        self._values: list[Any] = []
+
+    def add(self, values: list[Any]) -> None:
+        kind, blob, lengths = _pack(values)
+        if self._kind is None:
+            self._kind = kind
+        elif kind is not self._kind:
+            values = [*self.column(), *values]
+            self._kind, blob, lengths = _plain(values)
+            self._blob, self._lengths, self._values = bytearray(), array("I"), []
+        if self._kind is list:
+            self._values += values
+        self._blob += blob
+        self._lengths.extend(lengths)
+
+    def column(self) -> Sequence[Any]:
+        if self._kind is list:
+            return self._values
+        if self._kind in _DTYPES:
+            return Numbers(np.frombuffer(self._blob, _DTYPES[self._kind]).copy())
+        made: Texts = self._kind(bytes(self._blob), np.frombuffer(self._lengths, np.uintc))
+        return made
+
+
+_DTYPES: dict[Any, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
+
+
+def _pack(values: list[Any]) -> tuple[Any, bytes, Iterable[int]]:
+    """Values as bytes: of which kind they are, the bytes, and the length of each where they differ."""
     kinds = set(map(type, values))
-    if kinds == {str}:
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is str:
         text = "".join(values)
         data = text.encode("utf-8", "surrogatepass")
         if len(data) == len(text):  # all of it is ASCII
-            return Texts, data, np.fromiter(map(len, values), np.int64, len(values))
-        parts = [value.encode("utf-8", "surrogatepass") for value in values]
-        return Texts, data, np.fromiter(map(len, parts), np.int64, len(parts))
-    if len(kinds) == 1 and kinds <= {int, float, bool}:
+            return Texts, data, map(len, values)
+        return Texts, data, [len(value.encode("utf-8", "surrogatepass")) for value in values]
+    if kind in _DTYPES:
         try:
-            array: np.ndarray[Any, Any] = np.array(
-                values, {int: np.int64, float: np.float64, bool: np.bool_}[kinds.pop()]
-            )
-            return array.dtype, array, None
+            return kind, np.array(values, _DTYPES[kind]).tobytes(), ()
         except OverflowError:
             pass
+    return _plain(values)
+
+
+def _plain(values: list[Any]) -> tuple[Any, bytes, Iterable[int]]:
     if all(value is MISSING or isinstance(value, _PLAIN) for value in values):
         try:
             parts = [b"" if value is MISSING else pickle.dumps(value, 5) for value in values]
-            return Plain, b"".join(parts), np.fromiter(map(len, parts), np.int64, len(parts))
+            return Plain, b"".join(parts), map(len, parts)
         except (pickle.PicklingError, AttributeError, TypeError):
             pass
-    return list, values, None
-
-
-def _unpack(part: Any) -> list[Any]:
-    kind, content, lengths = part
-    if kind is list:
-        return list(content)
-    return content.tolist() if lengths is None else list(kind(content, lengths))
-
-
-def _column(parts: list[Any]) -> Sequence[Any]:
-    """The parts of a column as one; where they are of several kinds, as plain values or as they are."""
-    if len({part[0] for part in parts}) > 1:
-        parts = [_pack([value for part in parts for value in _unpack(part)])]
-    kind = parts[0][0]
-    contents = [part[1] for part in parts]
-    if kind is list:
-        return [value for content in contents for value in content]
-    if parts[0][2] is None:
-        return Numbers(np.concatenate(contents))
-    made: Texts = kind(b"".join(contents), np.concatenate([part[2] for part in parts]))
-    return made
+    return list, b"", ()
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -172,8 +188,9 @@ class Rows(Mapping[str, dict[str, Any]]):
             KeyError: there is none.
         """
         if self._by_hash is None:
-            order = np.argsort(self._hashes(), kind="stable")
-            self._by_hash = self._hashes()[order], order
+            hashes = self._hashes()
+            order = np.argsort(hashes, kind="stable").astype(np.uint32 if len(hashes) < 1 << 32 else np.int64)
+            self._by_hash = hashes[order], order
         hashes, order = self._by_hash
         wanted = hash(id_)
         place = int(np.searchsorted(hashes, wanted))
@@ -187,16 +204,10 @@ class Rows(Mapping[str, dict[str, Any]]):
     def _hashes(self) -> np.ndarray[Any, Any]:
         return np.fromiter(map(hash, self.ids), np.int64, len(self.ids))
 
-    def twice(self) -> tuple[int, int] | None:
-        """The numbers of two rows with the same id, if there are any."""
-        hashes = self._hashes()
-        order = np.argsort(hashes, kind="stable")
-        sorted_ = hashes[order]
-        for place in np.flatnonzero(sorted_[1:] == sorted_[:-1]).tolist():
-            first, second = int(order[place]), int(order[place + 1])
-            if self.ids[first] == self.ids[second]:
-                return first, second
-        return None
+    def twice(self) -> tuple[int, int]:
+        """The numbers of two rows with the same id; there are such rows."""
+        first: dict[str, int] = {}
+        return next((first[id_], n) for n, id_ in enumerate(self.ids) if first.setdefault(id_, n) != n)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_by_hash": None}  # the hash of a text differs from process to process
@@ -235,8 +246,9 @@ class RowsBuilder:
     def __init__(self, origin: str = "", same_id: Callable[[int, int], str] | None = None) -> None:
         self._origin = origin
         self._same_id = same_id or (lambda first, second: f"rows {first + 1} and {second + 1}")
-        self._ids: list[Any] = []
-        self._parts: dict[str, list[Any]] = {}
+        self._ids = _Growing()
+        self._hashes = array("q")
+        self._columns: dict[str, _Growing] = {}
         self.num_rows = 0
 
     def add(self, ids: list[str], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -253,11 +265,14 @@ class RowsBuilder:
         if not ids:
             return
         for key in columns:
-            if key not in self._parts:
-                self._parts[key] = [_pack([MISSING] * self.num_rows)] if self.num_rows else []
-        for key, parts in self._parts.items():
-            parts.append(_pack(columns[key] if key in columns else [MISSING] * len(ids)))
-        self._ids.append(_pack(ids))
+            if key not in self._columns:
+                self._columns[key] = _Growing()
+                if self.num_rows:
+                    self._columns[key].add([MISSING] * self.num_rows)
+        for key, column in self._columns.items():
+            column.add(columns[key] if key in columns else [MISSING] * len(ids))
+        self._ids.add(ids)
+        self._hashes.extend(map(hash, ids))
         self.num_rows += len(ids)
 
     def rows(self) -> Rows:
@@ -266,12 +281,13 @@ class RowsBuilder:
         Raises:
             ValueError: two have the same id.
         """
-        columns = {}
-        for key in list(self._parts):
-            columns[key] = _column(self._parts.pop(key))  # popped: its parts are not needed beside the whole
-        rows = Rows(_column(self._ids) if self._ids else [], columns, self._origin)
-        twice = rows.twice()
-        if twice is not None:
+        ids = self._ids.column() if self.num_rows else []
+        columns = {key: self._columns.pop(key).column() for key in list(self._columns)}
+        rows = Rows(ids, columns, self._origin)
+        hashes = np.frombuffer(self._hashes, np.int64)
+        hashes.sort()  # in place: memory that is needed for a moment stays with the process, too
+        if (hashes[1:] == hashes[:-1]).any() and len(set(rows.ids)) < len(rows):
+            twice = rows.twice()
             raise ValueError(
                 f"the id {rows.ids[twice[0]]!r} is there twice: {self._same_id(*twice)}. An id names one item; make "
                 "them different"

@@ -65,9 +65,13 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
                 "DynamicItemDataset.from_csv, from_json, from_jsonl or from_kaldi"
             )
         self._rows = Rows.of(data)
+        self._num_rows = len(self._rows)
         self._numbers: np.ndarray[Any, Any] | None = None  # of the rows that are in this set, if not all are
         self.pipeline = Pipeline(self._rows.columns)
-        self._outputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # names outside, and their keys
+        self._outputs: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = (
+            (),
+            (),
+        )  # (name, key), and the keys
         for item in dynamic_items:
             self.add_dynamic_item(item)
         self.set_output_keys(output_keys)
@@ -133,12 +137,15 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         return len(self._rows) if self._numbers is None else len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = self._number(index)
-        names, keys = self._outputs
-        if not names:
+        if self._numbers is None and type(index) is int and 0 <= index < self._num_rows:
+            number = index
+        else:
+            number = self._number(index)
+        pairs, keys = self._outputs
+        if not pairs:
             return self._rows.row(number)
         values = self.pipeline.compute(self._rows.columns, number, keys)
-        return dict(zip(names, values, strict=True))
+        return {name: values[key] for name, key in pairs}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -231,7 +238,7 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
             raise ValueError(f"output_keys is {keys!r}; it must be a list of keys: [{keys!r}]")
         pairs = dict(keys) if isinstance(keys, Mapping) else {key: key for key in keys}
         self.pipeline.check(pairs.values())
-        self._outputs = tuple(pairs), tuple(pairs.values())
+        self._outputs = tuple(pairs.items()), tuple(pairs.values())
 
     @contextmanager
     def output_keys_as(self, keys: OutputKeys) -> Iterator[DynamicItemDataset]:

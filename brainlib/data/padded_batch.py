@@ -188,7 +188,7 @@ class PaddedBatch:
                 value = padding.pop("value", 0.0)
                 _no_more(key, padding)
                 return PaddedData(pad_sequence(values, True, value), [shape[0] for shape in shapes])
-            return torch.stack(values) if (stack or not values[0].dim()) and len(set(shapes)) == 1 else values
+            return torch.stack(values) if (stack or not shapes[0]) and len(set(shapes)) == 1 else values
         if kinds <= {int, float, bool}:
             return torch.tensor(values)
         return values

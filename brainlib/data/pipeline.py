@@ -17,7 +17,6 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from brainlib.common.errors import quoted
@@ -161,8 +160,8 @@ class Pipeline:
         items: what computes more.
 
     >>> pipeline = Pipeline(["id", "n"], [DynamicItem("n", lambda n: n + 1, "m"), DynamicItem("m", str, "text")])
-    >>> pipeline.compute({"id": ["a", "b"], "n": [1, 5]}, 1, ("text",))
-    ['6']
+    >>> pipeline.compute({"id": ["a", "b"], "n": [1, 5]}, 1, ("text",))["text"]
+    '6'
     """
 
     def __init__(self, row_keys: Iterable[str], items: Iterable[DynamicItem] = ()) -> None:
@@ -233,8 +232,10 @@ class Pipeline:
             plan = self._plans[keys] = Plan(self.items, keys)
         return plan
 
-    def compute(self, columns: Mapping[str, Sequence[Any]], number: int, keys: tuple[str, ...]) -> list[Any]:
-        """The values of `keys` for one item, and nothing beside them that they do not need.
+    def compute(
+        self, columns: Mapping[str, Sequence[Any]], number: int, keys: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """The values of `keys` for one item, and nothing beside them but what they need.
 
         Args:
             columns: of all rows, by key; ``id`` is one.
@@ -247,13 +248,13 @@ class Pipeline:
         values: dict[str, Any] = {}
         generators: list[Iterator[Any]] = []
         try:
-            self._run(self.plan(keys), columns, number, values, generators)
+            self._run(self._plans.get(keys) or self.plan(keys), columns, number, values, generators)
         except _FailedError as failed:
             raise ItemError(f"the item {columns['id'][number]!r}{failed}") from failed.__cause__
         finally:
             for generator in generators:  # those that were not gone on with to their end
                 generator.close()  # type: ignore[attr-defined]
-        return [values[key] for key in keys]
+        return values
 
     def _run(
         self,
@@ -269,22 +270,22 @@ class Pipeline:
                 raise _FailedError(f" has no {key!r}")
         for step in plan.steps:
             item = step.item
-            if item.cache is not None:
+            if step.above is not None:
                 if item.provides[0] not in values:
                     self._look_up(step, columns, number, values, generators)
                 continue
-            args = [values[key] for key in item.takes]
-            if item.is_generator:
-                generator = item.func(*args)
-                generators.append(generator)
-                _go_on(step, generator, values)
-                continue
-            try:
-                result = item.func(*args)
+            try:  # one argument and one value are most of all, and this is done for each item
+                if step.take is not None:
+                    result = step.func(values[step.take])
+                else:
+                    result = step.func(*[values[key] for key in item.takes])
             except Exception as error:
                 raise _failed(item, item.provides[0], error) from error
-            if len(item.provides) == 1:
-                values[item.provides[0]] = result
+            if step.give is not None:
+                values[step.give] = result
+            elif item.is_generator:
+                generators.append(result)
+                _go_on(step, result, values)
             else:
                 _take_apart(item, result, values)
 
@@ -310,21 +311,27 @@ class Pipeline:
         values.update(item.cache.get(columns["id"][number], item.provides, known, functions, make))
 
 
-@dataclass(frozen=True)
 class Step:
     """One item, whose arguments are known when it is its turn.
 
     Attributes:
         item: what is called.
+        func: its function.
+        take: what it takes where that is one key, else None.
+        give: what it provides where that is one key and it is no generator, else None.
         num: how many of the keys of a generator are needed.
-        above: of an item with a cache: what has to be done where the cache has nothing, itself included.
-        source: of an item with a cache: all that its values come from.
+        above: where its cache is looked at: what has to be done if there is nothing, itself included; else None.
+        source: where its cache is looked at: all that its values come from.
     """
 
-    item: DynamicItem
-    num: int
-    above: Plan | None = None
-    source: Plan | None = None
+    __slots__ = ("above", "func", "give", "item", "num", "source", "take")
+
+    def __init__(
+        self, item: DynamicItem, num: int, above: Plan | None = None, source: Plan | None = None
+    ) -> None:
+        self.item, self.func, self.num, self.above, self.source = item, item.func, num, above, source
+        self.take = item.takes[0] if len(item.takes) == 1 else None
+        self.give = item.provides[0] if len(item.provides) == 1 and not item.is_generator else None
 
 
 class Plan:
@@ -371,7 +378,7 @@ class Plan:
                 source = Plan(items, item.provides, is_cached=_never)
                 self.steps.append(Step(item, num[which], above, source))
             else:
-                self.steps.append(Step(_without_cache(item), num[which]))
+                self.steps.append(Step(item, num[which]))
 
 
 def _cached_but(item: DynamicItem) -> Callable[[DynamicItem], bool]:
@@ -380,10 +387,6 @@ def _cached_but(item: DynamicItem) -> Callable[[DynamicItem], bool]:
 
 def _never(item: DynamicItem) -> bool:
     return False
-
-
-def _without_cache(item: DynamicItem) -> DynamicItem:
-    return item if item.cache is None else DynamicItem(item.takes, item.func, item.provides)
 
 
 class _FailedError(Exception):

@@ -31,15 +31,18 @@ class Texts(Sequence[str]):
 
     def __init__(self, blob: bytes, lengths: np.ndarray[Any, Any]) -> None:
         self._blob = blob
-        self._ends = np.zeros(len(lengths) + 1, np.uint32 if len(blob) < 1 << 32 else np.int64)
-        np.cumsum(lengths, out=self._ends[1:])
+        ends = np.zeros(len(lengths) + 1, np.uintc if len(blob) < 1 << 32 else np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        self._ends = array(
+            "I" if ends.dtype == np.uintc else "q"
+        )  # an index of it costs half of one of numpy's
+        self._ends.frombytes(ends.tobytes())
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
     def __getitem__(self, number: Any) -> Any:
-        ends = self._ends
-        data = self._blob[ends.item(number) : ends.item(number + 1)]
+        data = self._blob[self._ends[number] : self._ends[number + 1]]
         try:
             return data.decode()
         except UnicodeDecodeError:  # half a surrogate pair, which JSON can hold
@@ -63,7 +66,7 @@ class Plain(Texts):
     """Lists, dicts, None, values of several kinds, and gaps."""
 
     def __getitem__(self, number: Any) -> Any:
-        data = self._blob[self._ends.item(number) : self._ends.item(number + 1)]
+        data = self._blob[self._ends[number] : self._ends[number + 1]]
         # These bytes were written by `_plain` in this program; nothing that comes from a file is unpickled.
         return pickle.loads(data) if data else MISSING
 

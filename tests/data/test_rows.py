@@ -17,12 +17,12 @@ from brainlib.data.rows import Rows, RowsBuilder
 NUM = 100_000
 
 
-def anonymous() -> int:
-    """Bytes that this process has for itself."""
+def private() -> int:
+    """Bytes that this process has written and shares with nobody. (``Anonymous`` counts what is shared as well.)"""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Anonymous:"):
+        if line.startswith("Private_Dirty:"):
             return int(line.split()[1]) * 1024
-    raise OSError("no line Anonymous")
+    raise OSError("no line Private_Dirty")
 
 
 def grown_in_a_child(read: Callable[[int], object]) -> int:
@@ -31,10 +31,10 @@ def grown_in_a_child(read: Callable[[int], object]) -> int:
     child = os.fork()
     if child == 0:
         gc.freeze()
-        before = anonymous()
+        before = private()
         for _ in range(NUM):
             read(random.randrange(NUM))
-        os.write(writes, str(anonymous() - before).encode())
+        os.write(writes, str(private() - before).encode())
         os._exit(0)
     os.close(writes)
     with open(reads) as file:

@@ -334,7 +334,7 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         return np.array(sorted(range(len(found)), key=found.__getitem__, reverse=reverse), np.int64)
 
     def subset(self, items: Iterable[int] | Iterable[str]) -> DynamicItemDataset:
-        """Some of the items, by their numbers in this set or by their ids, in the order given.
+        """Some of the items, by their numbers in this set, by an array that masks, or by their ids, in the order given.
 
         It has the rows of this set, which are not copied, and functions and output keys that are its own from now on.
 
@@ -347,7 +347,9 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         (['c', 'a'], ['b'])
         """
         if isinstance(items, np.ndarray):
-            indices = items.astype(np.int64)
+            if items.dtype == np.bool_ and items.shape != (len(self),):
+                raise IndexError(f"the mask has the shape {items.shape}, and there are {len(self)} items")
+            indices = np.flatnonzero(items) if items.dtype == np.bool_ else items.astype(np.int64)
         else:
             given = list(items)
             if given and all(isinstance(each, str) for each in given):

@@ -81,14 +81,18 @@ class SaveableDataLoader(DataLoader[Any]):
         self._epoch, self._position = int(epoch), 0
 
     def __iter__(self) -> Any:
+        return self._counted(self._opened().read(self._seed_now(), self._epoch, self._position))
+
+    def _opened(self) -> BatchSource:
         if self._source is None:
+            stream = isinstance(self.dataset, IterableDataset)
             self._source = (
-                IterableBatches(_Plainly(self), "loader")
-                if isinstance(self.dataset, IterableDataset)
-                else LoaderBatches(self, "loader")
+                IterableBatches(_Plainly(self), "loader") if stream else LoaderBatches(self, "loader")
             )
-        seed = self._seed if self._seed is not None else last_seed() or 0
-        return self._counted(self._source.read(seed, self._epoch, self._position))
+        return self._source
+
+    def _seed_now(self) -> int:
+        return self._seed if self._seed is not None else last_seed() or 0
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -101,10 +105,8 @@ class SaveableDataLoader(DataLoader[Any]):
         return {
             "epoch": self._epoch,
             "batches": self._position,
-            "seed": self._seed if self._seed is not None else last_seed() or 0,
-            "data": {}
-            if isinstance(self.dataset, IterableDataset)
-            else LoaderBatches(self, "loader").fingerprint(),
+            "seed": self._seed_now(),
+            "data": self._opened().fingerprint(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -19,7 +19,13 @@ from brainlib.common.errors import nearest, quoted
 
 __all__ = ["MISSING", "Rows", "RowsBuilder"]
 
-MISSING: Any = object()  # stands where a row does not have a key
+
+class _Missing:
+    def __reduce__(self) -> str:  # a copy, in another process too, is the same object
+        return "MISSING"
+
+
+MISSING: Any = _Missing()  # stands where a row does not have a key
 
 _CHUNK = 512  # rows that are packed together
 _PLAIN = (str, int, float, bool, type(None), list, dict, tuple)
@@ -83,15 +89,20 @@ class _Growing:
         self._values: list[Any] = []
 
     def add(self, values: list[Any]) -> None:
+        if self._kind is list:
+            self._values += values
+            return
         kind, blob, lengths = _pack(values)
         if self._kind is None:
             self._kind = kind
-        elif kind is not self._kind:
+        if kind is not self._kind:
+            kind, blob, lengths = _plain(values)
+        if kind is not self._kind:  # it cannot stay what it was; at most twice
             values = [*self.column(), *values]
             self._kind, blob, lengths = _plain(values)
-            self._blob, self._lengths, self._values = bytearray(), array("I"), []
+            self._blob, self._lengths = bytearray(), array("I")
         if self._kind is list:
-            self._values += values
+            self._values = values
         self._blob += blob
         self._lengths.extend(lengths)
 

@@ -176,6 +176,15 @@ def test_a_generator_that_yields_too_little() -> None:
         data[0]
 
 
+def test_a_failing_item_is_named_from_a_worker_too() -> None:
+    data = bl.DynamicItemDataset(ROWS)
+    data.add_dynamic_item(failing_generator, takes="n", provides=["first", "second"])
+    data.set_output_keys(["second"])
+    loader = bl.SaveableDataLoader(data, batch_size=1, num_workers=1)
+    with pytest.raises(bl.ItemError, match="the item 'utt2': 'second' by failing_generator"):
+        list(loader)
+
+
 def test_a_row_without_the_key() -> None:
     data = bl.DynamicItemDataset({"a": {"x": 1}, "b": {}}, output_keys=["x"])
     with pytest.raises(bl.ItemError, match="the item 'b' has no 'x'"):
@@ -272,6 +281,9 @@ def test_a_part_of_a_part(data: bl.DynamicItemDataset) -> None:
         part.subset(["utt3"])
     with pytest.raises(KeyError, match="no row with the id 'utt9'"):
         part.subset(["utt9"])
+    assert list(data.subset(np.array([True, False, True])).data_ids) == ["utt1", "utt3"]
+    with pytest.raises(IndexError, match=r"the mask has the shape \(2,\), and there are 3 items"):
+        data.subset(np.array([True, False]))
     with pytest.raises(IndexError, match="there are 2 items"):
         part.subset([2])
     with pytest.raises(IndexError, match="a data set of 2 items"):
@@ -307,11 +319,13 @@ def test_a_part_has_functions_of_its_own(data: bl.DynamicItemDataset) -> None:
     ids=repr,
 )
 def test_any_value_of_a_row_comes_back(value: Any) -> None:
-    data = bl.DynamicItemDataset({"a": {"x": value}, "b": {"x": value, "y": 1}})
-    for item in (data[0], pickle.loads(pickle.dumps(data))[1]):
+    data = bl.DynamicItemDataset({"a": {"x": value}, "b": {"x": value, "y": {1}}})
+    copied = pickle.loads(pickle.dumps(data))
+    assert "y" not in copied[0] and copied[1]["y"] == {1}
+    for item in (data[0], copied[1]):
         assert type(item["x"]) is type(value)
         assert torch.equal(item["x"], value) if isinstance(value, torch.Tensor) else item["x"] == value
-    assert "y" not in data[0] and data[1]["y"] == 1
+    assert "y" not in data[0] and data[1]["y"] == {1}
 
 
 # -------------------------------------------------------------------------------------------------------------- spawn

@@ -74,12 +74,14 @@ def test_a_column_may_begin_late_and_change_its_kind() -> None:
     builder.add(["c"], [{"n": 2.5, "t": "x"}])
     builder.add(["d"], [{"n": True}])
     builder.add(["e"], [{"n": {1, 2}}])
+    builder.add(["f"], [{"n": 6}])
     assert list(builder.rows().values()) == [
         {"id": "a", "n": 1},
         {"id": "b", "n": 2},
         {"id": "c", "n": 2.5, "t": "x"},
         {"id": "d", "n": True},
         {"id": "e", "n": {1, 2}},
+        {"id": "f", "n": 6},
     ]
 
 

@@ -23,6 +23,17 @@ from brainlib.checks.inspector import Inspector
 from brainlib.checkup import doctor
 from brainlib.config import dump_hyperpyyaml, load_hyperpyyaml, parse_arguments
 from brainlib.config.experiment_directory import create_experiment_directory
+from brainlib.data.batch_report import find_worst_batches
+from brainlib.data.dataset import DynamicItemDataset, add_dynamic_item, set_output_keys
+from brainlib.data.dynamic_batches import DynamicBatchSampler
+from brainlib.data.loader import SaveableDataLoader
+from brainlib.data.padded_batch import PaddedBatch, PaddedData
+from brainlib.data.pipeline import ItemError, provides, takes
+from brainlib.data.samplers import (
+    BalancingDataSampler,
+    ReproducibleRandomSampler,
+    ReproducibleWeightedRandomSampler,
+)
 from brainlib.distributed.group import ddp_init_group, gather, run_on_main
 from brainlib.distributed.launch import spawn
 from brainlib.distributed.world import if_main_process
@@ -60,6 +71,7 @@ __all__ = [
     "EMA",
     "AccuracyStats",
     "AnomalyFound",
+    "BalancingDataSampler",
     "BinaryMetricStats",
     "Brain",
     "CTCTextEncoder",
@@ -68,6 +80,8 @@ __all__ = [
     "CheckpointError",
     "Checkpointer",
     "ClassificationStats",
+    "DynamicBatchSampler",
+    "DynamicItemDataset",
     "EpochCounter",
     "EpochCounterWithStopper",
     "ErrorRateStats",
@@ -75,17 +89,23 @@ __all__ = [
     "FileTrainLogger",
     "Inspector",
     "IntervalTrigger",
+    "ItemError",
     "JsonlLogger",
     "LearningRate",
     "LimitTrigger",
     "MetricStats",
     "NewBob",
     "Noam",
+    "PaddedBatch",
+    "PaddedData",
     "Plateau",
     "Profiler",
     "ProfilerOptions",
+    "ReproducibleRandomSampler",
+    "ReproducibleWeightedRandomSampler",
     "RunOptions",
     "RunState",
+    "SaveableDataLoader",
     "Snapshot",
     "Stage",
     "Stopped",
@@ -94,6 +114,7 @@ __all__ = [
     "TrainLogger",
     "Trigger",
     "WarmUp",
+    "add_dynamic_item",
     "add_profiler_step",
     "average_checkpoints",
     "create_experiment_directory",
@@ -101,6 +122,7 @@ __all__ = [
     "doctor",
     "dump_hyperpyyaml",
     "find_lr",
+    "find_worst_batches",
     "gather",
     "if_main_process",
     "load_average",
@@ -112,11 +134,14 @@ __all__ = [
     "mark_as_transfer",
     "minDCF",
     "parse_arguments",
+    "provides",
     "read_metrics",
     "register_checkpoint_hooks",
     "run_on_main",
     "seed_everything",
+    "set_output_keys",
     "spawn",
+    "takes",
     "update_learning_rate",
     "write_results",
 ]

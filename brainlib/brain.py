@@ -29,6 +29,7 @@ from brainlib.common.asked import asked
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
+from brainlib.data.loader import make_dataloader
 from brainlib.data.share import Share, in_order
 from brainlib.data.sources import BatchSource, check_set, is_ready, source_of
 from brainlib.data.transfer import on_device
@@ -648,7 +649,7 @@ class Brain:
     ) -> float:
         """Every batch of a stage once, without gradients. All ranks."""
         mean, several = RunningMean(), self._world.size > 1
-        share, total = self._share_of_stage(source, stage)
+        share = Share(self._world.rank, self._world.size, fill=False)
         losses: list[tuple[float | Tensor, float]] = []  # of this rank
         self._ranks.share_buffers(self.modules)
         if source.num_workers:
@@ -659,7 +660,9 @@ class Brain:
         self.on_stage_start(stage, epoch)
         self.modules.eval()
         with torch.no_grad():
-            batches = islice(source.read(self._run_seed(), 0, 0, share), total)
+            batches = source.read(self._run_seed(), 0, 0, share)
+            total = self._num_of_stage(source, stage, share)
+            batches = islice(batches, total)
             with (
                 self._progress.bar(stage.name.lower(), total, 0, self._shows(progressbar)) as bar,
                 self._extensions.evaluating(self, stage),
@@ -687,11 +690,10 @@ class Brain:
                 self.on_stage_end(stage, mean.value(), epoch)
         return mean.value()
 
-    def _share_of_stage(self, source: BatchSource, stage: Stage) -> tuple[Share, int | None]:
-        """Whole batches of the order of one process are dealt out; which are this rank's, and how many, if known."""
-        share = Share(self._world.rank, self._world.size, fill=False)
+    def _num_of_stage(self, source: BatchSource, stage: Stage, share: Share) -> int | None:
+        """How many batches of what is being read are this rank's; whole ones of the order of one process are dealt."""
         limits = [each for each in (source.num_batches, self._batch_limit(stage)) if each is not None]
-        return share, share.rounds(min(limits)) if limits else None
+        return share.rounds(min(limits)) if limits else None
 
     def _mean_of_all(self, losses: Sequence[tuple[float | Tensor, float]]) -> RunningMean:
         """The mean over the batches of all ranks, added in the order of one process: the same bits. All ranks."""
@@ -737,7 +739,7 @@ class Brain:
                 self._progress.bar("test", source.num_batches, 0, self._shows(progressbar)) as bar,
             ):
                 predictions = []
-                share, _ = self._share_of_stage(source, Stage.TEST)
+                share = Share(self._world.rank, self._world.size, fill=False)
                 batches = source.read(self._run_seed(), 0, 0, share)
                 for batch in self._signals.between(on_device(batches, self.device)):
                     with self.evaluation_ctx:
@@ -763,7 +765,7 @@ class Brain:
                 f"the {stage.name} dataset is empty: it holds no item. Check the manifest and its filters."
             )
         check_loader_options(loader_kwargs)
-        return DataLoader(dataset, **loader_kwargs)
+        return make_dataloader(dataset, **loader_kwargs)
 
     def init_optimizers(self) -> None:
         """Make `self.optimizer` and `self.optimizers_dict` from `opt_class`; override it for several optimizers.

@@ -326,9 +326,10 @@ def _sharing(brain: Brain, buffers: Buffers) -> Callable[[], None]:
 def open_data(brain: Brain, train: BatchSource) -> tuple[Iterator[Any], Window, int | None]:
     """The batches from where the run stands, the window over them, and how many there are in the epoch."""
     scope, run, profiler = brain._scope, brain._scope.run, brain._profiler
-    limit, total = brain._batch_limit(Stage.TRAIN), train.num_batches
+    limit = brain._batch_limit(Stage.TRAIN)
     share = scope.share = Share(brain._world.rank, brain._world.size, began=run.step)
     batches = train.read(brain._run_seed(), run.epoch_start + run.epoch, run.cursor, share)
+    total = train.num_batches
     if total is not None:
         total = run.step + share.rounds(total, run.cursor)
     brain._ranks.wrap(brain.modules, brain._compute, one_by_one=brain._custom_fit_batch)

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from brainlib.checkup.digests import Digests
+from brainlib.data.padded_batch import PaddedBatch, PaddedData
 from brainlib.update.loss_weight import num_items
 
 __all__ = ["contents", "ids", "split"]
@@ -53,6 +54,10 @@ def ids(batch: Any) -> list[str]:
 
 
 def _fields(batch: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(batch, PaddedBatch):
+        batch = {key: batch[key] for key in batch.keys()}
+    elif isinstance(batch, PaddedData):
+        batch = {"data": batch.data, "num": list(batch.num)}
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from _fields(value, f"{path}.{key}" if path else str(key))
@@ -90,6 +95,8 @@ def split(batch: Any) -> tuple[Any, Any]:
     if size < 2:
         raise CannotBeSplitError("a batch holds one sample")
     size, first = int(size), max(1, int(size) // 3)
+    if isinstance(batch, PaddedBatch):
+        return batch.part(slice(0, first)), batch.part(slice(first, size))
     return _part(batch, size, slice(0, first), ""), _part(batch, size, slice(first, size), "")
 
 

@@ -19,11 +19,13 @@ from torch.utils.data import (
 )
 
 from brainlib.common.unbroken import unbroken
+from brainlib.data.plan import BatchPlan, PlannedBatchSampler
 from brainlib.data.randomness import Place
+from brainlib.data.samplers import ReproducibleRandomSampler
 from brainlib.data.share import ALL
 from brainlib.seeding import derive, note_generators, seed_generators
 
-__all__ = ["EpochOrder", "PlainOrder", "drawn_apart", "order_of"]
+__all__ = ["EpochOrder", "PlainOrder", "PlannedOrder", "drawn_apart", "order_of"]
 
 _CHUNK = 64  # batches drawn at once from a user's sampler: the generators are exchanged once a chunk
 
@@ -37,7 +39,7 @@ class EpochOrder(Sampler[Any]):
     skipped as lists of indices: no item is read for them.
     """
 
-    num_batches: int | None = None  # of an epoch, where it can be relied on
+    num_batches: int | None = None  # of the epoch that is set, where it can be relied on
 
     def __init__(self, sampler: Iterable[Any]) -> None:
         self.sampler = sampler
@@ -133,15 +135,73 @@ class PlainOrder(EpochOrder):
             yield permutation[k * size : (k + 1) * size].tolist()
 
 
+class PlannedOrder(EpochOrder):
+    """The order of a sampler of ours, which decides all batches of an epoch at once; entered at any batch at once.
+
+    >>> order = PlannedOrder(PlannedBatchSampler([[4, 2], [0], [1, 3]]))
+    >>> order.start = 1; [[(place.index, place.position) for place in batch] for batch in order]
+    [[(0, 2)], [(1, 3), (3, 4)]]
+    """
+
+    def __init__(
+        self,
+        sampler: PlannedBatchSampler | ReproducibleRandomSampler,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        """Of batches, or of items that are cut into batches; ``batch_size=None``: a loader that does not batch."""
+        super().__init__(sampler)
+        self.planned, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        self.batched = batch_size is not None or isinstance(sampler, PlannedBatchSampler)
+
+    @property
+    def num_batches(self) -> int:  # type: ignore[override]  # it may differ from epoch to epoch
+        return len(self._plan())
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def _plan(self) -> BatchPlan:
+        self.planned.set_epoch(self.epoch)
+        if isinstance(self.planned, PlannedBatchSampler):
+            return self.planned.planned(self.seed, self.epoch)
+        return BatchPlan.cut(
+            self.planned.ordered(self.seed, self.epoch), self.batch_size or 1, self.drop_last
+        )
+
+    def _placed(self) -> Iterator[Any]:
+        plan, key = self._plan(), derive(self.seed, self.epoch, "items")
+        for number in range(self.start, len(plan)):
+            first = int(plan.starts[number])
+            places = [Place(index, key, first + i) for i, index in enumerate(plan.batch(number))]
+            yield places if self.batched else places[0]
+
+    def indices(self) -> Iterator[Any]:
+        plan = self._plan()
+        for number in range(len(plan)):
+            batch = plan.batch(number)
+            yield batch if self.batched else batch[0]
+
+    def fingerprint(self) -> dict[str, int]:
+        """What must be the same for a position in an epoch to mean the same."""
+        return self.planned.fingerprint()
+
+
 def order_of(loader: DataLoader[Any]) -> EpochOrder:
     """The order that a loader over a map-style dataset asks for, from its public attributes."""
     batches = loader.batch_sampler
     if batches is None:
+        if isinstance(loader.sampler, ReproducibleRandomSampler):
+            return PlannedOrder(loader.sampler)
         order = EpochOrder(loader.sampler)
         order.batched = False
         return order
+    if isinstance(batches, PlannedBatchSampler):
+        return PlannedOrder(batches)
     sampler = getattr(batches, "sampler", None)
     if type(batches) is BatchSampler:
+        if isinstance(sampler, ReproducibleRandomSampler):
+            return PlannedOrder(sampler, batches.batch_size, batches.drop_last)
         num_items = len(loader.dataset)  # type: ignore[arg-type]  # map-style, as the caller has checked
         if type(sampler) is SequentialSampler:
             return PlainOrder(num_items, batches.batch_size, False, batches.drop_last)

@@ -21,10 +21,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from brainlib.common.logs import logger
-from brainlib.data.order import drawn_apart, order_of
+from brainlib.data.order import PlannedOrder, drawn_apart, order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
 from brainlib.data.share import ALL, Share
-from brainlib.data.workers import WorkerInit, workers_start
+from brainlib.data.workers import WorkerInit, check_workers, workers_start
 from brainlib.seeding import derive
 
 __all__ = ["BatchSource", "Lookahead", "check_set", "is_ready", "source_of"]
@@ -38,7 +38,7 @@ class BatchSource:
     (3, ['b', 'c'])
     """
 
-    num_batches: int | None
+    num_batches: int | None  # of the epoch that was read last; None: not known
     num_workers = 0  # processes that read
 
     def __init__(self, batches: Sequence[Any], name: str) -> None:
@@ -133,6 +133,7 @@ class LoaderBatches(BatchSource):
         else:
             options |= {"batch_sampler": self._order}
         self.num_workers = loader.num_workers
+        check_workers(loader)
         self._reading: Iterator[Any] | None = None
         self._loader: DataLoader[Any] = DataLoader(
             SeededDataset(loader.dataset),
@@ -144,6 +145,7 @@ class LoaderBatches(BatchSource):
     def read(self, seed: int, epoch: int, start: int = 0, share: Share = ALL) -> Iterator[Any]:
         self._order.seed, self._order.epoch, self._order.start = seed, epoch, start
         self._order.share = share
+        self.num_batches = self._order.num_batches
         if self.is_dealt:
             self._order.start, self._order.share = start // share.size, ALL
         self._generator.manual_seed(derive(seed, epoch, "workers"))
@@ -168,6 +170,8 @@ class LoaderBatches(BatchSource):
             known["items"] = self._num_items
         if self._batch_size is not None:
             known["batch_size"] = self._batch_size
+        if isinstance(self._order, PlannedOrder):
+            return known | self._order.fingerprint()
         if self.num_batches is not None:
             known["batches"] = self.num_batches
         return known
@@ -246,7 +250,8 @@ def source_of(data: Any, name: str) -> BatchSource:
     """
     source: BatchSource
     if isinstance(data, DataLoader):
-        plain = type(data) is DataLoader and not isinstance(data.dataset, IterableDataset)
+        rebuilt = type(data) is DataLoader or getattr(data, "keeps_position", False)
+        plain = rebuilt and not isinstance(data.dataset, IterableDataset)
         source = LoaderBatches(data, name) if plain else IterableBatches(data, name)
     elif isinstance(data, Sequence):
         source = BatchSource(data, name)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brainlib.data.padded_batch import PaddedBatch, PaddedData
+
 __all__ = ["on_device", "to_device"]
 
 
@@ -26,6 +28,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return type(batch)(*(to_device(value, device) for value in batch))
     if type(batch) in (list, tuple):
         return type(batch)(to_device(value, device) for value in batch)
+    if isinstance(batch, (PaddedBatch, PaddedData)):
+        return batch.to(device, non_blocking=True)
     if hasattr(batch, "to") and not isinstance(batch, type):
         return batch.to(device)
     return batch
@@ -57,7 +61,7 @@ def _over_a_stream(batches: Iterator[Any], device: torch.device) -> Iterator[Any
 
 def _keep_for(batch: Any, stream: torch.cuda.Stream) -> None:
     """Tell the allocator that another stream than the one that made these tensors works on them."""
-    if isinstance(batch, Tensor):
+    if isinstance(batch, (Tensor, PaddedBatch, PaddedData)):
         batch.record_stream(stream)
     elif isinstance(batch, Mapping):
         for value in batch.values():

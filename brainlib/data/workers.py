@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -10,8 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Subset
 
-__all__ = ["WorkerInit", "workers_start"]
+from brainlib.data.pipeline import why_not_picklable
+
+__all__ = ["WorkerInit", "check_workers", "workers_start"]
 
 _POSIX = os.name == "posix"
 _FOR_THE_WHOLE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if _POSIX else ()
@@ -58,6 +62,7 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         """In the worker."""
+        gc.freeze()  # the collector would write to each object of the training process, and copy its page
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if _POSIX:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -67,3 +72,33 @@ class WorkerInit:
             end_with_parent(signal.SIGKILL)
         if self.then is not None:
             self.then(worker_id)
+
+
+def check_workers(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose workers would be sent what cannot be sent, before any of them is started.
+
+    Raises:
+        ValueError: names what cannot be pickled, and what to do.
+
+    >>> check_workers(DataLoader([1], num_workers=1, collate_fn=lambda items: items, multiprocessing_context="spawn"))
+    Traceback (most recent call last):
+    ...
+    ValueError: the workers of a loader are started by spawn, and its collate_fn cannot be sent to them (...). ...
+    """
+    if not loader.num_workers:
+        return
+    method = (loader.multiprocessing_context or multiprocessing).get_start_method()
+    if method == "fork":
+        return
+    dataset: Any = loader.dataset
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    if hasattr(dataset, "check_picklable"):
+        dataset.check_picklable()
+    for name, value in (("collate_fn", loader.collate_fn), ("worker_init_fn", loader.worker_init_fn)):
+        reason = why_not_picklable(value)
+        if reason is not None:
+            raise ValueError(
+                f"the workers of a loader are started by {method}, and its {name} cannot be sent to them ({reason}). "
+                "Define it at the top of a module, or give multiprocessing_context='fork', or num_workers=0"
+            )

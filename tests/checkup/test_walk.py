@@ -19,6 +19,7 @@ from brainlib.checkup.batches import CannotBeSplitError, contents, split
 from brainlib.checkup.digests import Digests
 from brainlib.checkup.user_code import methods_of, suspicious_calls
 from brainlib.checkup.walk import Leaf, Walk
+from brainlib.data.padded_batch import PaddedBatch
 
 STATE = {"global": [1.0]}
 
@@ -191,6 +192,7 @@ def test_what_differs_between_processes_is_seen_in_code(function: Any, word: str
         [torch.rand(5, 2), {"y": torch.rand(5)}],
         torch.rand(5, 3),
         collections.namedtuple("Pair", "x y")(torch.rand(5, 2), torch.rand(5)),
+        PaddedBatch([{"id": str(n), "x": torch.rand(4), "label": n} for n in range(5)]),
     ],
 )
 def test_a_batch_and_its_parts_hold_the_same_samples(batch: Any) -> None:

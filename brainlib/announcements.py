@@ -1,7 +1,8 @@
-"""What a run says about itself: how it starts, that there is nothing to do, which settings have no effect."""
+"""What a run says about itself: how it starts and ends, each epoch, which settings have no effect."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,19 @@ from brainlib.options import RunOptions
 from brainlib.run_state import RunState
 
 if TYPE_CHECKING:
+    from brainlib.brain import Brain
     from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
     from brainlib.origin import Origin
 
 __all__ = [
     "parameter_line",
+    "say_done",
+    "say_epoch",
     "say_finished",
     "say_from_where",
     "say_how",
     "say_that_it_goes_on",
+    "say_what",
     "say_what_differs",
     "say_which_hparams_differ",
     "standing",
@@ -40,10 +45,97 @@ def parameter_line(modules: torch.nn.Module) -> str:
     return f"{trained:,} trainable of {sum(param.numel() for param in parameters):,} parameters"
 
 
+MOST_MODULES = 10  # that are named
+
+
+def say_what(brain: Brain) -> None:
+    """What is trained, and on what: the modules with their parameters, and the sets."""
+    named = list(brain.modules.items())
+    told = [f"{name} ({type(module).__name__}, {_size(module)})" for name, module in named[:MOST_MODULES]]
+    if (rest := len(named) - MOST_MODULES) > 0:
+        told.append(f"and {rest} more")
+    logger.info("%s: %s", type(brain).__name__, ", ".join(told) or "no modules")
+    sets = [
+        f"{name} {_data(source.fingerprint(), source.num_batches)}"
+        for name, source in zip(("train", "valid"), brain._scope.sources, strict=False)
+    ]
+    logger.info("data: %s", "; ".join(sets))
+
+
+def _size(module: torch.nn.Module) -> str:
+    parameters = [param for param in module.parameters() if not torch.nn.parameter.is_lazy(param)]
+    total = sum(param.numel() for param in parameters)
+    frozen = total - sum(param.numel() for param in parameters if param.requires_grad)
+    return f"{total:,}" + (f", {frozen:,} of them frozen" if frozen else "")
+
+
+def _data(known: dict[str, int], num_batches: int | None) -> str:
+    """How much there is of a set.
+
+    >>> _data({"items": 1797, "batch_size": 64, "batches": 29}, 29)
+    '29 batches (1,797 items, 64 a batch)'
+    """
+    batches = "of unknown length" if num_batches is None else f"{num_batches:,} batches"
+    items = [f"{known['items']:,} items"] if "items" in known else []
+    items += [f"{known['batch_size']:,} a batch"] if "batch_size" in known else []
+    return batches + (f" ({', '.join(items)})" if items else "")
+
+
+def say_epoch(brain: Brain, epoch: Any) -> None:
+    """One line about the epoch that was just closed; the main process says it."""
+    run, counter = brain._outer.run, brain._outer.epoch_counter
+    total = getattr(counter, "limit", None)
+    if total is None and hasattr(counter, "__len__"):
+        total = len(counter)
+    name = f"epoch {run.epoch}" + (f"/{total}" if isinstance(total, int) else "")
+    name = f"epoch {epoch}/{total}" if hasattr(counter, "limit") else name
+    line = brain._epochs.close(name, _criterion(brain))
+    if brain._world.is_main:
+        logger.info("%s", line)
+
+
+def say_done(brain: Brain) -> None:
+    """The block with which a fit closes: what it has reached, and where things are. Main process only."""
+    if not brain._epochs.num_said or not brain._world.is_main:
+        return
+    run = brain._outer.run
+    logger.info("fit %d is done: %d epochs, update %d", run.fit, run.epoch, run.optimizer_step)
+    for name, told in (
+        ("best", brain._epochs.best(_criterion(brain))),
+        ("checkpoints", _checkpoints(brain.checkpointer)),
+        ("written", [*([f"{brain._experiment}"] if brain._experiment else []), *brain._epochs.places]),
+    ):
+        if told:
+            logger.info("%s: %s", name, ", ".join(told))
+
+
+def _criterion(brain: Brain) -> Any:
+    return None if brain.checkpointer is None else brain.checkpointer.criterion
+
+
+def _checkpoints(checkpointer: Checkpointer | None) -> list[str]:
+    if checkpointer is None or checkpointer.written is None:
+        return []
+    told = [f"{checkpointer.checkpoints_dir}", f"newest {checkpointer.written.path.name}"]
+    if (criterion := checkpointer.criterion) is not None:
+        kind, key = criterion
+        scored = [c for c in checkpointer.list_checkpoints() if math.isfinite(c.meta.get(key, math.nan))]
+        best = (min if kind == "min" else max)(scored, key=lambda c: c.meta[key], default=None)
+        told += [f"best ({kind} {key}) {best.path.name}"] if best is not None else []
+    return told
+
+
 def say_how(
-    modules: torch.nn.Module, device: torch.device, options: RunOptions, seed: int, own_steps: bool = False
+    modules: torch.nn.Module,
+    device: torch.device,
+    options: RunOptions,
+    seed: int,
+    own_steps: bool = False,
+    num_processes: int = 1,
 ) -> None:
     """The line with which a run starts; `own_steps`: whether the user's fit_batch may step without optimizers_step."""
+    where = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else f"{device}"
+    where += f" and {num_processes - 1} other processes" if num_processes > 1 else ""
     clip = (
         "no clipping"
         if options.max_grad_norm is None
@@ -55,7 +147,7 @@ def say_how(
     logger.info(
         "%s on %s in %s; %s; seed %s%s",
         parameter_line(modules),
-        device,
+        where,
         options.precision,
         clip,
         seed,

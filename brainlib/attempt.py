@@ -30,6 +30,7 @@ __all__ = [
     "Attempt",
     "Moment",
     "Whereabouts",
+    "hear",
     "label_of",
     "logging_for",
     "surviving",
@@ -130,6 +131,9 @@ class Run(Protocol):
     def whereabouts(self) -> Whereabouts:
         """Where it stands now."""
 
+    def hear(self, place: str, meta: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
+        """Something was logged inside of it."""
+
 
 @dataclass(frozen=True)
 class Whereabouts:
@@ -147,6 +151,9 @@ class Whereabouts:
     def whereabouts(self) -> Whereabouts:
         """These: of a run that stands still."""
         return self
+
+    def hear(self, place: str, meta: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
+        """It does not listen."""
 
 
 # The run inside whose methods this is; and those of all threads, because one that a hook starts inherits no context.
@@ -211,6 +218,21 @@ def whereabouts(log: Path, is_its: Callable[[Attempt], bool] = lambda attempt: F
     here.attempt.logs.add(log)
     here.attempt.unsynced.add(log)
     return here
+
+
+def hear(place: str, meta: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Tell the run in which something was logged what it was; outside of all runs nobody listens.
+
+    Args:
+        place: where people find it.
+        meta: what the numbers belong to.
+        groups: the numbers, by "train", "valid" and "test".
+
+    >>> hear("metrics.jsonl", {"epoch": 1}, {"train": {"loss": 0.5}})
+    """
+    run = _run.get() or (_running[0] if len(_running) == 1 else None)
+    if run is not None:
+        run.hear(place, meta, groups)
 
 
 def surviving(runs: Sequence[Any]) -> list[bool]:

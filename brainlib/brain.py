@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from brainlib.announcements import parameter_line
+from brainlib.announcements import parameter_line, say_epoch
 from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
 from brainlib.attempt import logging_for
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
@@ -37,6 +37,7 @@ from brainlib.distributed.ddp import COMPARED_AT, Ranks
 from brainlib.distributed.group import from_main, gather, join
 from brainlib.distributed.world import World
 from brainlib.ending import keep_point, listen, may_be_left, see_to
+from brainlib.epoch_lines import EpochLines
 from brainlib.experiment import current_experiment, in_experiment
 from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope
@@ -160,6 +161,7 @@ class Brain:
         self._scope = self._outer  # of the innermost fit: a hook may call fit
         self._ledger = Ledger()  # of the fit that runs, or of the last one
         self._run_ledger = RunLedger()  # of all of them, over restarts
+        self._epochs = EpochLines()
         self._signals = Signals(deaf=True)  # until something runs that listens
         self._seed: int | None = seed_of(hparams)
         self._state = BrainState(self)
@@ -592,6 +594,7 @@ class Brain:
         self._scope.run.close_epoch()
         if self._scope.inner:
             return
+        say_epoch(self, epoch)
         if self._extensions:
             with self._ledger_on("hooks"):
                 self._extensions.fire(self)
@@ -1106,9 +1109,12 @@ class Brain:
             items = run.loss.weight if run.by_items else None
             self._scope.epoch_ledger = self._run_ledger.epoch(run.optimizer_step, items)
             meta = {"epoch": epoch, "optimizer_step": run.optimizer_step}
+            train = {"loss": losses["train_loss"]}
             valid = {"loss": losses["valid_loss"]} if "valid_loss" in losses else None
+            self._epochs.closes(run.epoch + 1)
+            self._epochs.hear("", meta, {"train": train, **({"valid": valid} if valid else {})})
             for log in self.loggers:
-                log.log_stats(meta, {"loss": losses["train_loss"]}, valid)
+                log.log_stats(meta, train, valid)
         kept, self._scope.closing = self._scope.closing, closing
         try:
             yield

@@ -8,6 +8,7 @@ whatever else with state is found.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,6 +98,10 @@ class BrainState:
         """Where something is logged that is logged now."""
         outer = self._brain._outer
         return Whereabouts(self.attempt, self._place(), outer.run.optimizer_step, outer.epoch_ledger)
+
+    def hear(self, place: str, meta: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
+        """Something was logged, and may belong into the line of the epoch."""
+        self._brain._epochs.hear(place, meta, groups)
 
     def _place(self) -> At:
         brain, outer = self._brain, self._brain._outer
@@ -236,6 +241,7 @@ class BrainState:
             "num_ranks": run.num_ranks,
             "ranks": self.parts,
             "ledger": brain._run_ledger.state(),
+            "epochs": brain._epochs.state(),
         }
 
     # ---- what each rank alone knows
@@ -299,6 +305,7 @@ class BrainState:
             )
         brain._outer.run.load_state_dict(state["run"])
         brain._run_ledger.load(state.get("ledger"))  # not in checkpoints of before there was one
+        brain._epochs.load(state.get("epochs"))  # not in checkpoints of before there was a line
         if not self.loaded:  # later loads apply the same checkpoint once more
             self._say_what_differs(state)
         brain._seed = state["seed"]

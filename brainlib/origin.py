@@ -259,7 +259,7 @@ class Origin:
         """What is said of a run that was resumed, behind that; and, in full, of one that was not.
 
         >>> Origin(CheckpointOptions()).lines(None)
-        ('', '')
+        ('', 'starting from scratch: without a checkpointer nothing is saved')
         """
         if self.warm is not None:
             told = (
@@ -267,7 +267,7 @@ class Origin:
                 "counters start afresh"
             )
         elif checkpointer is None:
-            told = ""
+            told = "starting from scratch: without a checkpointer nothing is saved"
         elif self._resume == NEVER:
             told = f"starting from scratch: resume is {NEVER!r}"
         else:

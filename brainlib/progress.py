@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import re
 import sys
 import time
@@ -225,7 +226,8 @@ class Progress:
         if not shown or stream is None:  # pythonw and some services have no standard error
             return Bar()
 
-        terminal = bool(getattr(stream, "isatty", lambda: False)())
+        # One that cannot draw over a line says so: TERM=dumb.
+        terminal = bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
         notebook = self._stream is None and not terminal and _in_notebook()
         if not terminal and not notebook:
             return _FileBar(stage_name, stream, total, initial, FILE_INTERVAL, self._clock)
@@ -247,7 +249,9 @@ class Progress:
         return _ScreenBar(make, total, initial, self.options.progress_seconds, self._clock)
 
     def _color(self, stage_name: str) -> str | None:
-        return self.options.tqdm_barcolor.get(stage_name) if self.options.tqdm_colored_bar else None
+        """None where colors are not wanted, also by https://no-color.org."""
+        wanted = self.options.tqdm_colored_bar and not os.environ.get("NO_COLOR")
+        return self.options.tqdm_barcolor.get(stage_name) if wanted else None
 
 
 def _tqdm_class(notebook: bool) -> type[tqdm[Any]]:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from brainlib.announcements import (
+    say_done,
     say_finished,
     say_from_where,
     say_how,
     say_that_it_goes_on,
+    say_what,
     say_what_differs,
     warn_of_shadowed_options,
     warn_of_unread_keys,
@@ -72,9 +74,11 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
         brain._fitting, brain._outer.epoch_counter = True, epoch_counter
         brain._outer.left, brain._outer.held = True, None  # until its place is taken
         try:
+            brain._epochs.num_said = 0
             with _in_ledger(brain), _stoppable(brain), _profiling(brain):
                 brain._outer.run.start_clock()
                 yield brain._outer
+            say_done(brain)
             brain._fits_done += 1
             warn_of_unread_keys(brain.hparams.unread())
             brain.hparams.forget_unread()
@@ -167,7 +171,15 @@ def settle_in(brain: Brain) -> None:
         brain._seed = from_main(draw_seed)
     if loaded is None and not brain._world.is_main:
         seed_generators(derive(brain._seed, "rank", brain._world.rank))  # each rank draws its own dropout
-    say_how(brain.modules, brain.device, brain._options, brain._seed, own_steps=brain._custom_fit_batch)
+    say_what(brain)
+    say_how(
+        brain.modules,
+        brain.device,
+        brain._options,
+        brain._seed,
+        own_steps=brain._custom_fit_batch,
+        num_processes=brain._world.size,
+    )
     if not brain._custom_fit_batch and any(
         isinstance(o, torch.optim.LBFGS) for o in brain._optimizers.found.values()
     ):
@@ -225,8 +237,10 @@ def open_epochs(
         if epoch is _NO_EPOCH:
             break
         started, any_open = False, True
-        if not scope.inner and brain._ledger.running(run.optimizer_step):
-            brain._run_ledger.running(_starts_of(brain))
+        if not scope.inner:
+            if brain._ledger.running(run.optimizer_step):
+                brain._run_ledger.running(_starts_of(brain))
+            brain._epochs.open()
         yield epoch
     if not any_open:
         say_finished(epoch_counter, run, brain._limit_reached(run))
@@ -252,6 +266,7 @@ def _take_place(brain: Brain, epoch_counter: Any, scope: FitScope, train: BatchS
         say_that_it_goes_on(run, number)
     if run.fit < number:
         run.begin_fit(number, epoch_start=getattr(epoch_counter, "current", 0))
+        brain._epochs.begin_fit()
         brain._pending = None
     else:
         _resume_here(brain, number, epoch_counter)

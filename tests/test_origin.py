@@ -490,7 +490,8 @@ def test_an_on_fit_start_that_calls_nobody(tmp_path: Path, caplog: pytest.LogCap
     brain = run(None, 2, Alone, init_from=tmp_path / "other")
     assert lines(caplog, *HEADS) == [
         f"init_from={tmp_path}/other has no effect: your on_fit_start does not call super().on_fit_start(), which "
-        "loads it"
+        "loads it",
+        "starting from scratch: without a checkpointer nothing is saved",
     ]
     assert same(weights(brain), weights(run(None, 2)))
     trained = weights(brain)

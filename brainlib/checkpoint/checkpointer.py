@@ -922,6 +922,12 @@ class Checkpointer:
         found = self._find(importance_key, max_key, min_key, ckpt_predicate, without)
         return found if max_num_checkpoints is None else found[: max(0, max_num_checkpoints)]
 
+    @property
+    def criterion(self) -> tuple[Literal["min", "max"], str] | None:
+        """What this object was last told that "best" means; `declared_criterion` also asks the checkpoints."""
+        told = self._criterion
+        return None if told is None else ("min" if told[0] == "min" else "max", told[1])
+
     def declared_criterion(self) -> tuple[Literal["min", "max"], str] | None:
         """What "best" means: the metric of the last `save_and_keep_only` that named one, also after a restart.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from brainlib.attempt import hear
 from brainlib.common.logs import logger
 from brainlib.common.plain import plain
 from brainlib.distributed.world import if_main_process
@@ -58,6 +59,12 @@ class TrainLogger:
         if verbose:
             logger.info("%s", one_line(meta, groups))
         self.write(meta, groups)
+        hear(self.place, meta, groups)
+
+    @property
+    def place(self) -> str:
+        """Where people find what it has written: a path or an address; empty where that is nowhere."""
+        return ""
 
     def write(self, meta: Stats, groups: Groups) -> None:
         """Write plain values somewhere; main process only.

@@ -38,6 +38,11 @@ class FileTrainLogger(TrainLogger):
         self.precision = precision
         self._wrote = False
 
+    @property
+    def place(self) -> str:
+        """The file."""
+        return str(self.save_file)
+
     def write(self, meta: Stats, groups: Groups) -> None:
         """Append the line."""
         self._announce()

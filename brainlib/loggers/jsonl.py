@@ -50,6 +50,11 @@ class JsonlLogger(TrainLogger):
         self.path = Path(path)
         self._clock = clock
 
+    @property
+    def place(self) -> str:
+        """The file."""
+        return str(self.path)
+
     def write(self, meta: Stats, groups: Groups) -> None:
         """Append the object."""
         if taken := [key for key in meta if key in OWN_KEYS]:

@@ -42,7 +42,16 @@ from brainlib.epoch_counter import EpochCounter, EpochCounterWithStopper
 from brainlib.experiment import write_results
 from brainlib.extension import Extension, make_extension
 from brainlib.learning_rate import LearningRate
-from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, TrainLogger, read_metrics
+from brainlib.loggers import (
+    CSVLogger,
+    FileTrainLogger,
+    JsonlLogger,
+    MlflowLogger,
+    TensorboardLogger,
+    TrainLogger,
+    WandbLogger,
+    read_metrics,
+)
 from brainlib.metrics import (
     EER,
     AccuracyStats,
@@ -74,6 +83,7 @@ __all__ = [
     "BalancingDataSampler",
     "BinaryMetricStats",
     "Brain",
+    "CSVLogger",
     "CTCTextEncoder",
     "CategoricalEncoder",
     "Checkpoint",
@@ -94,6 +104,7 @@ __all__ = [
     "LearningRate",
     "LimitTrigger",
     "MetricStats",
+    "MlflowLogger",
     "NewBob",
     "Noam",
     "PaddedBatch",
@@ -113,6 +124,7 @@ __all__ = [
     "TextEncoder",
     "TrainLogger",
     "Trigger",
+    "WandbLogger",
     "WarmUp",
     "add_dynamic_item",
     "add_profiler_step",

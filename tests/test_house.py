@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Dear to import, rarely needed, or part of an extra: the file that needs one of these imports it when it is used.
 TOO_DEAR = (
     "torchaudio", "hyperpyyaml", "ruamel", "tqdm", "soundfile", "sklearn", "scipy", "matplotlib", "tensorboard",
-    "IPython", "ipykernel", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "torch.onnx",
+    "mlflow", "wandb", "IPython", "ipykernel", "torch.distributed.fsdp", "torch.distributed.checkpoint",
+    "torch._dynamo", "torch.onnx",
 )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ class Plan:
             of it), "batch" (in `on_fit_batch_end` of every other batch).
         checkpoints: whether there is a Checkpointer.
         tensorboard: whether TensorBoard is told, too: losses of batches over updates, losses of epochs over epochs.
+        curves: who is told these instead: "csv", "mlflow", "wandb".
         options: run options.
         global_seed: what the process is seeded with.
     """
@@ -49,6 +50,7 @@ class Plan:
     saves: str = ""
     checkpoints: bool = True
     tensorboard: bool = False
+    curves: str = "tensorboard"
     options: dict[str, Any] = field(default_factory=dict)
     global_seed: int = 3
 
@@ -123,10 +125,21 @@ def diary_of(name: str) -> type[Plain]:
     return type(name, (mixin, BRAINS[name]), {})
 
 
+def curves_of(kind: str, folder: Path) -> bl.TrainLogger:
+    """The logger of this kind."""
+    if kind == "csv":
+        return bl.CSVLogger(folder / "curves" / "curves.csv")
+    if kind == "mlflow":
+        return bl.MlflowLogger(folder / "curves", "diary", f"file:{folder}/mlruns")
+    if kind == "wandb":
+        return bl.WandbLogger(folder / "curves", "diary", mode="offline")
+    return bl.TensorboardLogger(folder / "events")
+
+
 def run(folder: Path, plan: Plan, end: Callable[[], object] = kill) -> Moments:
     """The script: evaluations and lines of its own before, between and after two fits."""
     moment = Moments(plan.last_moment, end)
-    log, curves = bl.JsonlLogger(folder / "metrics.jsonl"), bl.TensorboardLogger(folder / "events")
+    log, curves = bl.JsonlLogger(folder / "metrics.jsonl"), curves_of(plan.curves, folder)
     brain = make(
         diary_of(plan.brain),
         bl.Checkpointer(folder / "save") if plan.checkpoints else None,
@@ -139,18 +152,25 @@ def run(folder: Path, plan: Plan, end: Callable[[], object] = kill) -> Moments:
     if plan.tensorboard:
         brain.loggers.append(curves)
 
-    brain.evaluate(VALID)
-    brain.fit(range(2), Items(), VALID, train_loader_kwargs=SHUFFLED)
-    moment()
-    log.log_stats({"what": "between"})
-    moment()
-    brain.evaluate(VALID)
-    brain.fit(range(1), ready_batches(), VALID)
-    moment()
-    brain.evaluate(VALID)
-    for logger in (log, *brain.loggers):
-        logger.log_stats({"what": "done", "epoch": 0}, test_stats={"loss": 0.5})
+    try:
+        brain.evaluate(VALID)
+        brain.fit(range(2), Items(), VALID, train_loader_kwargs=SHUFFLED)
         moment()
+        log.log_stats({"what": "between"})
+        moment()
+        brain.evaluate(VALID)
+        brain.fit(range(1), ready_batches(), VALID)
+        moment()
+        brain.evaluate(VALID)
+        for logger in (log, *brain.loggers):
+            logger.log_stats({"what": "done", "epoch": 0}, test_stats={"loss": 0.5})
+            moment()
+    except BaseException:
+        if (
+            plan.curves == "wandb"
+        ):  # its service, a process of its own, does this when that of the script dies
+            curves.close()
+        raise
     curves.close()
     return moment
 

@@ -13,6 +13,7 @@ import pytest
 
 import brainlib as bl
 from tests.contracts.brains import SEVEN
+from tests.loggers import pages
 from tests.loggers.diary import Plan, rows, run
 from tests.recipes.warm import WarmScript
 
@@ -225,21 +226,8 @@ def test_killed_from_outside_while_it_logs(script: WarmScript, tmp_path: Path) -
 # -------------------------------------------------------------------------------------------------------- TensorBoard
 
 
-Curves = dict[str, list[tuple[int, float]]]
-
-
-def page(folder: Path) -> Curves:
-    """What TensorBoard shows: its own reader of event files drops what a restart has purged."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "events"))
-    events.Reload()
-    tags = events.Tags()["scalars"]
-    curves = {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in tags}
-    for tag, points in curves.items():
-        steps = [step for step, _ in points]
-        assert steps == sorted(steps), f"the steps of {tag} run backwards: {steps}"
-    return curves
+def page(folder: Path) -> pages.Curves:
+    return pages.of_tensorboard(folder / "events")
 
 
 @pytest.mark.parametrize("last_moments", [(5,), (53,), (52, 38), (85, 9), (95,)], ids=str)
@@ -274,6 +262,71 @@ def test_a_clock_that_was_set_back_is_told(tmp_path: Path, caplog: pytest.LogCap
     assert (
         "in the future: what is logged before then is shown in the wrong order. Set the clock." in caplog.text
     )
+
+
+# ------------------------------------------------------------------------------------------ tables, and pages of others
+
+
+def shown(kind: str, folder: Path) -> Any:
+    """What is read back of the curves, from the files of whoever keeps them."""
+    if kind == "csv":
+        return pages.of_csv(folder / "curves" / "curves.csv")
+    if kind == "mlflow":
+        return pages.of_mlflow(folder / "curves", f"file:{folder}/mlruns")
+    return pages.of_wandb(folder / "curves")
+
+
+@pytest.mark.parametrize("last_moments", [(5,), (52, 38), (85, 9), (95,)], ids=str)
+@pytest.mark.parametrize("kind", ["csv", "mlflow", "wandb"])
+def test_others_show_each_point_once_too(
+    kind: str, last_moments: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages.skip_without(kind, monkeypatch)
+    plan = Plan(
+        tensorboard=True, curves=kind, saves="valid", options={"ckpt_async": False, "ckpt_interval_steps": 4}
+    )
+    lives(tmp_path / "uncut", plan)
+    lives(tmp_path / "cut", plan, *last_moments)
+    expected = shown(kind, tmp_path / "uncut")
+    assert len(expected) > 4
+    assert shown(kind, tmp_path / "cut") == expected
+
+
+def test_a_killed_process_and_a_table(script: WarmScript, tmp_path: Path) -> None:
+    plan, cut = (
+        Plan(tensorboard=True, curves="csv", options={"ckpt_async": False, "ckpt_interval_steps": 4}),
+        tmp_path / "cut",
+    )
+    assert start(script, tmp_path / "uncut", plan) == 0
+    for last in (37, 20):
+        assert start(script, cut, replace(again(cut, plan), last_moment=last)) == KILLED
+    assert start(script, cut, again(cut, plan)) == 0
+    assert shown("csv", cut) == shown("csv", tmp_path / "uncut")
+
+
+def test_from_scratch_in_a_used_folder_nothing_is_lost(script: WarmScript, tmp_path: Path) -> None:
+    plan = Plan(tensorboard=True, curves="csv", checkpoints=False)
+    table, log = tmp_path / "curves" / "curves.csv", tmp_path / "metrics.jsonl"
+    assert start(script, tmp_path, replace(plan, last_moment=60)) == KILLED
+    first, rows_before = table.read_bytes(), bl.read_metrics(log, superseded=True)
+    assert start(script, tmp_path, replace(plan, global_seed=991)) == 0
+    assert (tmp_path / "curves" / "curves.1.csv").read_bytes() == first
+    assert bl.read_metrics(log, superseded=True)[: len(rows_before)] == rows_before
+    noted = bl.read_metrics(tmp_path / "curves" / "curves.rows.jsonl", superseded=True)
+    assert len(noted) == len(first.splitlines()) - 1 + len(pages.of_csv(table))
+
+
+def test_the_former_run_of_mlflow_is_kept_and_says_what_came_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages.skip_without("mlflow", monkeypatch)
+    plan = Plan(tensorboard=True, curves="mlflow", options={"ckpt_async": False, "ckpt_interval_steps": 4})
+    lives(tmp_path, plan, 52)
+    former, latter = pages.runs_of_mlflow(f"file:{tmp_path}/mlruns", "diary")
+    assert former.data.tags["brainlib.superseded_by"] == latter.info.run_id
+    assert latter.data.tags["brainlib.supersedes"] == former.info.run_id
+    assert (former.info.status, latter.info.status) == ("KILLED", "FINISHED")
+    assert former.data.metrics
 
 
 # --------------------------------------------------------------------------------------------------------- for people

@@ -15,7 +15,17 @@ import pytest
 import torch
 
 from brainlib.attempt import Attempt, Whereabouts, logging_for
-from brainlib.loggers import FileTrainLogger, JsonlLogger, TensorboardLogger, TrainLogger, read_metrics
+from brainlib.loggers import (
+    CSVLogger,
+    FileTrainLogger,
+    JsonlLogger,
+    MlflowLogger,
+    TensorboardLogger,
+    TrainLogger,
+    WandbLogger,
+    read_metrics,
+)
+from tests.loggers import pages
 
 Make = Callable[[Path], TrainLogger]
 
@@ -36,11 +46,15 @@ LOGGERS: dict[str, Make] = {
     "file": lambda folder: FileTrainLogger(folder / "new" / "train_stats.txt"),
     "jsonl": lambda folder: JsonlLogger(folder / "new" / "metrics.jsonl"),
     "tensorboard": lambda folder: TensorboardLogger(folder / "new" / "events"),
+    "csv": lambda folder: CSVLogger(folder / "new" / "metrics.csv"),
+    "wandb": lambda folder: WandbLogger(folder / "new" / "wandb", project="contract", mode="offline"),
+    "mlflow": lambda folder: MlflowLogger(folder / "new", "contract", f"file:{folder}/mlruns"),
 }
 
 
 @pytest.fixture(params=LOGGERS)
-def make(request: pytest.FixtureRequest) -> Make:
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    pages.skip_without(request.param, monkeypatch)
     return LOGGERS[request.param]
 
 
@@ -90,9 +104,9 @@ def test_all_kinds_of_values_are_taken_and_left_alone(log: TrainLogger) -> None:
 def test_verbose_says_it_too(log: TrainLogger, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="brainlib")
     log.log_stats({"epoch": 1}, {"loss": 0.5})
-    assert caplog.records == []
     log.log_stats({"epoch": 2}, {"loss": 0.5}, verbose=True)
-    assert [record.getMessage() for record in caplog.records] == ["epoch: 2 - train loss: 0.5000"]
+    said = [record.getMessage() for record in caplog.records if record.name == "brainlib"]
+    assert said == ["epoch: 2 - train loss: 0.5000"]
 
 
 def test_it_may_be_closed_twice_and_used_again(log: TrainLogger) -> None:
@@ -114,17 +128,25 @@ def test_the_folder_may_be_moved_between_two_lines(make: Make, tmp_path: Path) -
 
 
 def test_nothing_is_left_running(make: Make, tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    log = make(tmp_path)
-    log.log_stats({"epoch": 1}, {"loss": 0.5})
-    log.close()
-    assert set(threading.enumerate()) <= before
+    before, seen = set(threading.enumerate()), []
+    for name in ("first", "second"):  # wandb has a service for the whole process, which the first one starts
+        log = make(tmp_path / name)
+        log.log_stats({"epoch": 1}, {"loss": 0.5})
+        log.close()
+        seen.append(set(threading.enumerate()))
+    assert seen[1] <= seen[0]
+    assert isinstance(log, WandbLogger) or seen[0] <= before
 
 
 def test_a_logger_of_ones_own_is_one_method() -> None:
     log = Memory()
     log.log_stats({"epoch": torch.tensor(1)}, {"loss": np.float64(0.5)}, test_stats={})
     assert log.rows == [({"epoch": 1}, {"train": {"loss": 0.5}, "test": {}})]
+
+
+def test_it_says_where_it_writes(log: TrainLogger, tmp_path: Path) -> None:
+    writes = type(log) not in (TrainLogger, Memory)
+    assert (str(tmp_path) in log.place) == writes
 
 
 # ------------------------------------------------------------------------------------------------- a line for people
@@ -306,22 +328,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- TensorBoard
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
-    }
-
-
 def test_tensorboard_gets_scalars_by_epoch_also_after_a_restart(tmp_path: Path) -> None:
     for epoch in (1, 2):
         log = TensorboardLogger(tmp_path)  # a new process each time
         log.log_stats({"epoch": epoch, "lr": 0.5}, {"loss": 1.0}, {"loss": 2.0, "classes": {"a": 0.25}})
         log.close()
-    assert scalars(tmp_path) == {
+    assert pages.of_tensorboard(tmp_path) == {
         "epoch": [(1, 1.0), (2, 2.0)],
         "lr": [(1, 0.5), (2, 0.5)],
         "loss/train": [(1, 1.0), (2, 1.0)],
@@ -336,14 +348,14 @@ def test_tensorboard_places_by_step_then_epoch_then_call(tmp_path: Path) -> None
     log.log_stats({"Epoch loaded": 7}, test_stats={"b": 1.0})
     log.log_stats({"note": "no number"}, test_stats={"c": 1.0})
     log.close()
-    found = scalars(tmp_path)
+    found = pages.of_tensorboard(tmp_path)
     assert [found[tag][0][0] for tag in ("a/train", "b/test", "c/test")] == [500, 7, 2]
 
 
 def test_a_killed_run_keeps_what_was_logged(tmp_path: Path) -> None:
     log = TensorboardLogger(tmp_path)
     log.log_stats({"epoch": 1}, {"loss": 1.0})
-    assert scalars(tmp_path)["loss/train"] == [(1, 1.0)]  # before it is closed
+    assert pages.of_tensorboard(tmp_path)["loss/train"] == [(1, 1.0)]  # before it is closed
     log.close()
 
 
@@ -351,3 +363,76 @@ def test_without_tensorboard_it_names_the_extra(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs tensorboard: pip install 'brainlib\[loggers\]'"):
         TensorboardLogger(tmp_path)
+    with pytest.raises(ImportError, match=r"WandbLogger needs wandb: pip install 'brainlib\[wandb\]'"):
+        WandbLogger(tmp_path, project="p")
+    with pytest.raises(ImportError, match=r"MlflowLogger needs mlflow: pip install 'brainlib\[mlflow\]'"):
+        MlflowLogger(tmp_path, experiment="p")
+
+
+def test_a_folder_of_its_name_is_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """wandb leaves a folder `wandb` where a script was started, which Python would take for one."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(ImportError, match="WandbLogger needs wandb"):
+        WandbLogger(tmp_path, project="p")
+
+
+# ---------------------------------------------------------------------------------------------------------------- CSV
+
+
+def test_a_table_that_grows(tmp_path: Path) -> None:
+    log = CSVLogger(tmp_path / "metrics.csv")
+    log.log_stats({"epoch": 1}, {"loss": 0.5})
+    assert lines_of(log.save_file) == ["epoch,loss/train", "1,0.5"]
+    log.log_stats({"epoch": 2, "note": 'two, "lines"\nof text'}, {"loss": math.nan}, {"classes": {"a": 1.0}})
+    log.log_stats({"epoch": 3}, {"loss": True})
+    assert lines_of(log.save_file) == [
+        "epoch,loss/train,note,classes/a/valid",
+        "1,0.5,,",
+        '2,nan,"two, ""lines"" of text",1.0',
+        "3,True,,",
+    ]
+
+
+@pytest.mark.parametrize("damage", ["epoch,loss/train\n1,0.5\n2,0.", "", None])
+def test_a_table_is_made_anew_from_its_notes(damage: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    for epoch in (1, 2):
+        CSVLogger(path).log_stats({"epoch": epoch}, {"loss": 0.5})
+    path.unlink()
+    if damage is not None:
+        path.write_text(damage)
+    CSVLogger(path).log_stats({"epoch": 3}, {"loss": 0.25})
+    assert lines_of(path) == ["epoch,loss/train", "1,0.5", "2,0.5", "3,0.25"]
+
+
+# ------------------------------------------------------------------------------------------- the pages of others
+
+
+def test_mlflow_gets_metrics_tags_and_params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages.skip_without("mlflow", monkeypatch)
+    uri, params = f"file:{tmp_path}/mlruns", {"lr": 0.1, "model": {"width": 3}}
+    for epoch in (1, 2):  # a new process each time
+        log = MlflowLogger(tmp_path / "own", "digits", uri, "seed 3", params)
+        log.log_stats({"epoch": epoch, "note": "ä" * 9000}, {"loss": 1 / epoch}, {"a+b": math.nan})
+        log.close()
+    (run,) = pages.runs_of_mlflow(uri, "digits")
+    assert run.info.status == "FINISHED" and run.info.run_name == "seed 3"
+    assert run.data.params == {"lr": "0.1", "model/width": "3"}
+    assert len(run.data.tags["note"]) == 5000
+    page = pages.of_mlflow(tmp_path / "own", uri)
+    assert page["loss/train"] == [(1, 1.0), (2, 0.5)] and page["epoch"] == [(1, 1.0), (2, 2.0)]
+    assert [step for step, value in page["a_b/valid"] if math.isnan(value)] == [1, 2]
+
+
+def test_wandb_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages.skip_without("wandb", monkeypatch)
+    for epoch in (1, 2):  # a new process each time
+        log = WandbLogger(tmp_path, "digits", "seed 3", {"lr": 0.1}, mode="offline")
+        log.log_stats({"epoch": epoch, "note": "warm"}, {"loss": 1 / epoch})
+        log.close()
+    assert len(json.loads((tmp_path / "wandb_run.json").read_text())["ids"]) == 1
+    assert pages.of_wandb(tmp_path)["loss/train"] == [(1, 1.0), (2, 0.5)]
+    assert [row["_step"] for row in pages.history_of_wandb(tmp_path)] == [0, 1]
+    with pytest.raises(ValueError, match="WandbLogger sets group, id of wandb.init itself"):
+        WandbLogger(tmp_path, "digits", id="mine", group="ours")

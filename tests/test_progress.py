@@ -239,6 +239,31 @@ def test_colors(terminal: Terminal, colored: bool, code: str | None) -> None:
     assert (code in terminal.text()) if code else ("\x1b[3" not in terminal.text())
 
 
+@pytest.mark.parametrize(("value", "colored"), [("1", False), ("", True), (None, True)])
+def test_no_color(
+    terminal: Terminal, value: str | None, colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """https://no-color.org: set, and not empty."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NO_COLOR", value)
+    with Progress(ProgressOptions(tqdm_colored_bar=True), stream=terminal.stream).bar(
+        "train", total=1
+    ) as bar:
+        bar.advance(half)
+    assert ("\x1b[32m" in terminal.text()) == colored
+
+
+def test_a_terminal_that_cannot_draw_over_a_line_gets_whole_ones(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Progress(stream=terminal.stream).bar("train", total=2) as bar:
+        bar.advance(half)
+        bar.advance(half)
+    assert re.fullmatch(r"train: 100%\|#+\| 2/2 \[.*loss=0\.5\]\r\n", terminal.text())
+
+
 def test_an_unknown_color() -> None:
     with pytest.raises(
         ValueError, match=r"tqdm_barcolor\['train'\] is 'gren'; give one of 'BLACK'.*Did you mean 'GREEN'\?"

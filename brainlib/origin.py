@@ -8,7 +8,6 @@ manifest (``environment``, ``began``) what the run began from, which tells runs 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from brainlib.checkpoint.weights import checkpoint_at
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.files import sha256_of
 from brainlib.common.logs import logger
+from brainlib.distributed.group import from_main
 from brainlib.distributed.shared_disk import check_shared
 
 __all__ = ["Origin"]
@@ -89,7 +89,7 @@ class Origin:
             self._refuse_a_path()
             return None
         if self._resume == NEVER:
-            _warn_of_others(checkpointer)
+            _set_others_aside(checkpointer)
             return None
         if not self._is_path() or _same(self._resume_place, checkpointer.checkpoints_dir):
             return checkpointer.recover_if_possible()
@@ -306,13 +306,12 @@ def _same(one: str | os.PathLike[str], two: str | os.PathLike[str]) -> bool:
     return os.path.realpath(one) == os.path.realpath(two)
 
 
-def _warn_of_others(checkpointer: Checkpointer) -> None:
-    there: Sequence[Checkpoint] = checkpointer.list_checkpoints()
-    if there:
+def _set_others_aside(checkpointer: Checkpointer) -> None:
+    """Else the rules for keeping would let them go, and "best" might be one of them."""
+    if former := from_main(checkpointer.set_aside):
         logger.warning(
-            "resume is 'never', and %s holds checkpoints of an earlier run (%d). The new ones go on in their "
-            "numbering, what is 'best' looks at all of them, and the rules for keeping may let the earlier ones go. "
-            "Started again with 'never', this run begins from scratch, too. For a clean start give a new folder.",
+            "resume is 'never', and %s held checkpoints of an earlier run: they are in %s now. Started again with "
+            "'never', this run begins from scratch, too.",
             checkpointer.checkpoints_dir,
-            len(there),
+            former,
         )

@@ -85,7 +85,7 @@ def test_a_path_is_taken_as_text_as_path_from_the_file_and_from_the_command_line
 # ---------------------------------------------------------------------------------------------------------- resume
 
 
-def test_never_begins_from_scratch_and_warns_of_what_is_there(
+def test_never_begins_from_scratch_and_sets_aside_what_is_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = run(tmp_path)
@@ -93,11 +93,18 @@ def test_never_begins_from_scratch_and_warns_of_what_is_there(
     again = run(tmp_path, resume="never", model=scaled(0.5))
     assert again.optimizer_step == 4 and not same(weights(first), weights(again))
     warning, line = lines(caplog, *HEADS)
-    assert warning.startswith(f"resume is 'never', and {tmp_path} holds checkpoints of an earlier run (2)")
-    assert "go on in their numbering" in warning and "'best' looks at all of them" in warning
+    assert warning == (
+        f"resume is 'never', and {tmp_path} held checkpoints of an earlier run: they are in {tmp_path}/former.1 now. "
+        "Started again with 'never', this run begins from scratch, too."
+    )
     assert line == "starting from scratch: resume is 'never'"
-    newest = bl.Checkpointer(tmp_path).newest()
-    assert (newest.commit, newest.path.name) == (4, "step-00000004-2")
+    assert same(weights(first), bl.load_weights(tmp_path / "former.1", "model").values()), (
+        "nothing of it is lost"
+    )
+    assert bl.Checkpointer(tmp_path).newest().path.name == "step-00000004"
+    run(tmp_path, resume="never")
+    assert len(bl.Checkpointer(tmp_path / "former.2").list_checkpoints()) == 2
+    again = run(tmp_path, resume="never", model=scaled(0.5))
     resumed = run(tmp_path)
     assert same(weights(resumed), weights(again)), "the newest is that of the later run"
 

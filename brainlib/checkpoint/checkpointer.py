@@ -1058,6 +1058,32 @@ class Checkpointer:
         self._let_go(checkpoint)
         self._keep_journal()
 
+    def set_aside(self) -> Path | None:
+        """Moves all checkpoints into ``former.1`` (``former.2``, …) inside the folder, where none of them counts.
+
+        They stay what they are: ``Checkpointer(folder / "former.1")`` finds them. Main process only.
+
+        Returns:
+            That folder; None where there was no checkpoint.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
+        ...     _ = checkpointer.save_checkpoint()
+        ...     former = checkpointer.set_aside()
+        ...     former.name, len(checkpointer.list_checkpoints()), len(Checkpointer(former).list_checkpoints())
+        ('former.1', 0, 1)
+        """
+        if not self._world.is_main:
+            return None
+        self._settle()
+        former = self.retry.run(
+            self._store.set_aside, f"moving the checkpoints in {self.checkpoints_dir} aside"
+        )
+        if former is not None:
+            self._written = None
+            self._keep_journal(anew=True)
+        return former
+
     def _doomed(
         self,
         num_to_keep: int,

@@ -9,6 +9,7 @@ The store knows bytes, names and sums; what the files mean is not its business.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -29,6 +30,7 @@ from brainlib.common.logs import logger
 __all__ = ["Draft", "Store", "check_name"]
 
 WRITING = ".writing-"  # a commit that is not finished
+FORMER = "former"  # with a number: where the checkpoints of an earlier run are
 DELETING = ".deleting-"  # a checkpoint that is on its way out
 OURS = re.compile(r"(step|commit)-\d{8,}(-\d+)?|CKPT\+.+")  # the final names that the store gives
 FOREIGN = "CKPT.yaml"  # what SpeechBrain writes where we have a manifest
@@ -420,6 +422,22 @@ class Store:
         self._known[target.name] = seal, checkpoint.at(target)
         self._disk.fsync_dir(self.folder)
         return checkpoint.at(target)
+
+    def set_aside(self) -> Path | None:
+        """Moves all checkpoints into a folder of their own inside this one; None where there are none."""
+        found = self.listed()
+        if not found:
+            return None
+        number = next(n for n in itertools.count(1) if not os.path.lexists(self.folder / f"{FORMER}.{n}"))
+        former = self.folder / f"{FORMER}.{number}"
+        self._disk.make_folder(former)
+        self._unwritten = None
+        for checkpoint in found:
+            self._disk.rename(checkpoint.path, former / checkpoint.path.name)
+            self._known.pop(checkpoint.path.name, None)
+        self._disk.fsync_dir(former)
+        self._disk.fsync_dir(self.folder)
+        return former
 
     def delete(self, checkpoint: Checkpoint) -> None:
         """Removes a checkpoint of this folder; no error when it is gone, and another one may have its name by now."""

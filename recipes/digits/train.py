@@ -91,7 +91,7 @@ class DigitsBrain(bl.Brain):
         test_stats = self.watch_test()
         meta = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}  # of the last update
         self.hparams.train_logger.log_stats(
-            meta, self.stats[Stage.TRAIN], self.stats[Stage.VALID], test_stats, verbose=True
+            meta, self.stats[Stage.TRAIN], self.stats[Stage.VALID], test_stats
         )
         self.checkpointer.save_and_keep_only(
             meta={"epoch": epoch, "accuracy": accuracy, "seed": self.seed},

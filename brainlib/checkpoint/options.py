@@ -23,8 +23,8 @@ class CheckpointOptions(OptionGroup):
     resume: str = option(
         AUTO,
         "Where a run goes on. auto: at the newest checkpoint of its folder, else it begins from scratch; never: it "
-        "begins from scratch in any case; a path, of a checkpoint or a folder of them: there, with all that it holds, "
-        "and, started again, at its own newest.",
+        "begins from scratch, and what is there is set aside; a path, of a checkpoint or a folder of them: "
+        "there, with all that it holds, and, started again, at its own newest.",
         ours=True,
     )
     init_from: str | None = option(

@@ -6,15 +6,16 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import brainlib as bl
-from tests.contracts.brains import SEVEN
+from tests.contracts.brains import SEVEN, VALID, Plain, make, ready_batches
 from tests.loggers import pages
-from tests.loggers.diary import Plan, rows, run
+from tests.loggers.diary import Plan, curves_of, rows, run
 from tests.recipes.warm import WarmScript
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -290,6 +291,47 @@ def test_others_show_each_point_once_too(
     expected = shown(kind, tmp_path / "uncut")
     assert len(expected) > 4
     assert shown(kind, tmp_path / "cut") == expected
+
+
+def test_several_at_once_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that are installed, cut in the second epoch and resumed."""
+    kinds = [kind for kind in ("csv", "mlflow", "tensorboard", "wandb") if find_spec(kind) is not None]
+    for kind in kinds:
+        if kind in ("mlflow", "wandb"):
+            pages.skip_without(kind, monkeypatch)
+
+    class Ends(Plain):
+        at = -1
+
+        def on_fit_batch_end(self, *args: Any) -> None:
+            if self.optimizer_step == self.at:
+                raise KeyboardInterrupt
+
+    def fit(at: int) -> None:
+        brain = make(Ends, bl.Checkpointer(tmp_path / "save"))
+        brain.at = at
+        brain.loggers = [bl.JsonlLogger(tmp_path / "metrics.jsonl")]
+        brain.loggers += [curves_of(kind, tmp_path / kind) for kind in kinds]
+        try:
+            brain.fit(range(3), ready_batches(), VALID)
+        finally:
+            for log in brain.loggers:
+                log.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(at=8)
+    fit(at=-1)
+    expected = [(row["epoch"], row["valid"]["loss"]) for row in bl.read_metrics(tmp_path / "metrics.jsonl")]
+    assert [epoch for epoch, _ in expected] == [0, 1, 2]
+    for kind in kinds:
+        if kind == "csv":
+            table = shown(kind, tmp_path / kind)
+            told = [(int(row["epoch"]), float(row["loss/valid"])) for row in table]
+        else:
+            curves = page(tmp_path / kind) if kind == "tensorboard" else shown(kind, tmp_path / kind)
+            told = curves["loss/valid"]
+        assert [epoch for epoch, _ in told] == [0, 1, 2], kind
+        assert [loss for _, loss in told] == pytest.approx([loss for _, loss in expected]), kind
 
 
 def test_a_killed_process_and_a_table(script: WarmScript, tmp_path: Path) -> None:

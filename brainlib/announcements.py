@@ -135,7 +135,7 @@ def say_how(
 ) -> None:
     """The line with which a run starts; `own_steps`: whether the user's fit_batch may step without optimizers_step."""
     where = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else f"{device}"
-    where += f" and {num_processes - 1} other processes" if num_processes > 1 else ""
+    where += f", {num_processes} processes," if num_processes > 1 else ""
     clip = (
         "no clipping"
         if options.max_grad_norm is None

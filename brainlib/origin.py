@@ -23,6 +23,7 @@ from brainlib.common.files import sha256_of
 from brainlib.common.logs import logger
 from brainlib.distributed.group import from_main
 from brainlib.distributed.shared_disk import check_shared
+from brainlib.distributed.world import if_main_process
 
 __all__ = ["Origin"]
 
@@ -308,7 +309,8 @@ def _same(one: str | os.PathLike[str], two: str | os.PathLike[str]) -> bool:
 
 def _set_others_aside(checkpointer: Checkpointer) -> None:
     """Else the rules for keeping would let them go, and "best" might be one of them."""
-    if former := from_main(checkpointer.set_aside):
+    former = from_main(checkpointer.set_aside)
+    if former is not None and if_main_process():
         logger.warning(
             "resume is 'never', and %s held checkpoints of an earlier run: they are in %s now. Started again with "
             "'never', this run begins from scratch, too.",

@@ -70,7 +70,8 @@ class FoldedLogger(TrainLogger):
     def _read(self, superseded: bool) -> list[Row]:
         path = self._rows.path
         rows = read_metrics(path, superseded=superseded) if path.exists() else []
-        return [row for row in rows if _is_ours(row)]
+        rows = [row for row in rows if _is_whole(row)]
+        return [row for row in rows if not superseded or "run" not in row or told_of(row["run"]) is not None]
 
     def _show(self, row: Row) -> None:
         """Show one row more; "time" is in it where it was logged before."""
@@ -122,12 +123,11 @@ class FoldedLogger(TrainLogger):
         return "", self._calls
 
 
-def _is_ours(row: Row) -> bool:
+def _is_whole(row: Row) -> bool:
     """Whether it is a row as `FoldedLogger.write` notes it, and not what a damaged disk has left of one."""
     groups = row.get("groups")
     return (
-        ("run" not in row or told_of(row["run"]) is not None)
-        and all(type(row.get(key)) in (int, float) for key in ("x", "time"))
+        all(type(row.get(key)) in (int, float) for key in ("x", "time"))
         and isinstance(row.get("meta"), dict)
         and isinstance(groups, dict)
         and all(isinstance(group, dict) for group in groups.values())

@@ -52,11 +52,18 @@ class Failed(Exception):
 
 
 class Host:
-    """A warm process that starts worlds; a context manager."""
+    """A warm process that starts worlds; a context manager.
+
+    Args:
+        modules: what it imports besides torch and brainlib, so that its worlds have it.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
 
     def __enter__(self) -> Host:
         self._server = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *self._modules],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             bufsize=0,
@@ -142,6 +149,8 @@ class Host:
 def serve() -> None:
     """Import what takes seconds, then answer requests."""
     _warm_up()
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     for line in sys.stdin:
         request = json.loads(line)
         port, began = _free_port(), time.monotonic()

@@ -55,7 +55,7 @@ class WordCnn(nn.Module):
         for num_channels in channels:
             # batch norm has a bias of its own
             convolution = nn.Conv2d(num_before, num_channels, kernel_size=3, padding=1, bias=False)
-            self.convolutions.append(nn.Sequential(convolution, nn.BatchNorm2d(num_channels), nn.ReLU()))
+            self.convolutions.append(nn.Sequential(convolution, nn.BatchNorm2d(num_channels)))
             num_before, size = num_channels, -(-size // 2)
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
         self.dropout = nn.Dropout(dropout)
@@ -65,10 +65,13 @@ class WordCnn(nn.Module):
     def forward(self, features_BFM: Tensor, num_frames_B: Tensor) -> Tensor:
         """Outputs of shape [B, N]; no softmax, the loss does that."""
         values_BCFM, num_B = features_BFM.unsqueeze(1), num_frames_B
+        mask_B1F1 = length_mask(num_B, values_BCFM.shape[2])[:, None, :, None]
+        values_BCFM = values_BCFM * mask_B1F1
         for convolution in self.convolutions:
-            mask = length_mask(num_B, values_BCFM.shape[2])[:, None, :, None]
-            values_BCFM = self.pool(convolution(values_BCFM * mask) * mask)  # none is below 0
+            # ReLU after the pooling: the same numbers, and a quarter of the work.
+            values_BCFM = self.pool(convolution(values_BCFM) * mask_B1F1).relu()
             num_B = torch.div(num_B + 1, 2, rounding_mode="floor")
+            mask_B1F1 = mask_B1F1[:, :, ::2]
         values_BCF = values_BCFM.transpose(2, 3).flatten(1, 2)
         mean_BC = values_BCF.sum(2) / num_B.unsqueeze(1)
         return self.output(self.dropout(torch.cat([mean_BC, values_BCF.amax(2)], 1)))

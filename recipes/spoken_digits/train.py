@@ -50,7 +50,7 @@ class SpokenDigitsBrain(bl.Brain):
         """Augmentations leave everything as it is outside of training."""
         waves, num_samples = batch.wave.data, batch.wave.num_entries
         waves, num_samples = self.modules.speed(waves, num_samples)
-        waves = self.modules.noise(waves, num_samples)
+        waves = self.modules.noise(self.modules.shift(waves, num_samples), num_samples)
         features = self.modules.features(self.modules.level(waves, num_samples), num_samples)
         num_frames = self.modules.features.num_frames(num_samples)
         features = self.modules.warp(features, num_frames)
@@ -138,9 +138,6 @@ def make_datasets(hparams: dict[str, Any], folder: Path, encoder: bl.Categorical
     bl.add_dynamic_item(datasets, AudioReader(hparams["sample_rate"]), takes="wav", provides="wave")
     bl.add_dynamic_item(datasets, encoder.encode_label, takes=hparams["label"], provides="label")
     bl.set_output_keys(datasets, ["id", "wave", "label"])
-    # In the loader, so by its workers: what is drawn is a function of the seed, the epoch and the place in it.
-    datasets["train"].add_dynamic_item(hparams["shift"], takes="wave", provides="shifted")
-    datasets["train"].set_output_keys({"id": "id", "wave": "shifted", "label": "label"})
     return datasets
 
 

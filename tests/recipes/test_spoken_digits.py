@@ -98,7 +98,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def test_a_cut_run_ends_as_an_uncut_one(
     host: Host, tmp_path: Path, data_dir: Callable[[str], Path], size: int
 ) -> None:
-    """With workers, augmentation in them and on batches, and batches of a total length; on one process and two."""
+    """With workers, augmentation, and batches of a total length; on one process and two."""
     uncut, out = tmp_path / "uncut", tmp_path / "cut"
     arguments = [*words("speaker", data_dir("fsdd"), uncut, *SHORT, *SAVING, *LIMIT)]
     host.run(recipe, tmp_path, *arguments, size=size)

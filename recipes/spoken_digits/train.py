@@ -95,7 +95,6 @@ class SpokenDigitsBrain(bl.Brain):
             {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]},  # of the last update
             self.stats[Stage.TRAIN],
             self.stats[Stage.VALID],
-            verbose=True,
         )
         self.checkpointer.save_and_keep_only(
             meta={"epoch": epoch, "accuracy": self.stats[stage]["accuracy"], "seed": self.seed},

@@ -339,3 +339,9 @@ def test_the_console_script_leads_here(folder: Path) -> None:
     words = [sys.executable, "-c", code, "ckpt", "verify", str(folder)]
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "3 intact, 1 damaged" in done.stdout, done.stderr
+
+
+def test_the_package_leads_here_too(folder: Path) -> None:
+    words = [sys.executable, "-m", "brainlib", "ckpt", "show", str(folder / "nothing")]
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("brainlib: "), done.stderr

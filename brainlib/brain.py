@@ -190,6 +190,7 @@ class Brain:
         self._optimizers = Optimizers()
         self._said: set[str] = set()
         self._debug_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._is_trial = False  # a benchmark or a debug run, whose checkpoints go with the Brain
         names = (
             "_options",
             "_outer",
@@ -1174,7 +1175,8 @@ class Brain:
         if self.checkpointer is None:
             return
         debug, benchmark = self._options.debug, self._options.benchmark_max_step is not None
-        if benchmark or (debug and not self._options.debug_persistently):
+        self._is_trial = benchmark or (debug and not self._options.debug_persistently)
+        if self._is_trial:
             if self._world.is_main:
                 self._debug_folder = tempfile.TemporaryDirectory(
                     prefix="brainlib-debug-"

@@ -125,7 +125,7 @@ def end_early(brain: Brain, interrupted: Interrupted) -> None:
     where = f"in epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"after {run.epoch} epochs"
     logger.info(
         "stopped by %s %s, update %d%s", why, where, run.optimizer_step,
-        f"; the run goes on from {saved.path}" if saved is not None else "",
+        f"; the run goes on from {saved.path}" if saved is not None and not brain._is_trial else "",
     )  # fmt: skip
     for source in brain._outer.sources:  # only now: the loader of another process may keep us waiting
         source.abandon()

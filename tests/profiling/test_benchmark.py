@@ -39,12 +39,16 @@ def test_exactly_so_many_updates_and_one_line(
     assert not (tmp_path / "save").exists()
 
 
-def test_a_run_that_has_checkpoints_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_checkpoints_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     train(make(Plain, bl.Checkpointer(tmp_path / "save")))
     before = sorted(path.name for path in (tmp_path / "save").iterdir())
     brain = train(make(Plain, bl.Checkpointer(tmp_path / "save"), benchmark_max_step=3))
     assert brain.optimizer_step == 3 and line_of(capsys)["finished"]
     assert sorted(path.name for path in (tmp_path / "save").iterdir()) == before
+    assert "stopped by benchmark_max_step (3)" in caplog.text
+    assert "the run goes on from" not in caplog.text, "its checkpoints go with the Brain"
 
 
 def test_fewer_updates_than_were_asked_for(

@@ -203,8 +203,12 @@ class InputNormalization(nn.Module):
             self._seen = bool((self.count > 0).any())
             if not self._seen:
                 raise ValueError(
-                    "no statistics have been learned yet: call learn() with a pass over the training set, or let it "
-                    "learn in training mode (learn_in_training=True)"
+                    "no statistics have been learned yet: call learn() with a pass over the training set"
+                    + (
+                        "; learn_in_training=True learns with the first training batch, and this is before it"
+                        if self.learn_in_training
+                        else ", or let it learn in training mode (learn_in_training=True)"
+                    )
                 )
         rows = rows.clamp(min=0)
         return self.mean[rows], _deviation(self.squares[rows], self.count[rows])

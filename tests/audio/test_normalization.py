@@ -160,6 +160,11 @@ def test_what_cannot_be_is_refused() -> None:
         norm(features[..., :4], None, torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="no statistics have been learned yet: call learn"):
         norm.eval()(features, None, torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="learns with the first training batch, and this is before it"):
+        norm(features, None, torch.tensor([0, 1]))
+    frozen = InputNormalization("global", 4, learn_in_training=False)
+    with pytest.raises(ValueError, match="or let it learn in training mode"):
+        frozen(features[..., :4])
     with pytest.raises(ValueError, match="norm_type='utterance' has no statistics"):
         InputNormalization("utterance").learn([])
     with pytest.raises(ValueError, match="merge what is alike"):

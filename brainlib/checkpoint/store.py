@@ -487,7 +487,7 @@ class Store:
                 swept.append(name)
         if swept:
             logger.info(
-                "removed %d unfinished checkpoint%s that a process left which ended in the middle in %s: %s",
+                "removed %d unfinished checkpoint%s in %s, of a process that ended while it wrote: %s",
                 len(swept), "s" if len(swept) > 1 else "", self.folder, ", ".join(swept),
             )  # fmt: skip
         return swept

@@ -313,7 +313,7 @@ def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path, caplog: pytes
         True,
     ]
     assert (
-        f"removed 3 unfinished checkpoints that a process left which ended in the middle in {tmp_path}: "
+        f"removed 3 unfinished checkpoints in {tmp_path}, of a process that ended while it wrote: "
         in caplog.text
     )
 

@@ -66,6 +66,8 @@ OURS = {
     "detect_anomaly": False,
     "benchmark_max_step": None,
     "benchmark_batch_size": None,
+    "count_flops": False,
+    "peak_flops": None,
     "parallel": "auto",
     "dist_timeout_seconds": 600.0,
     "static_graph": False,

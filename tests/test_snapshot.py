@@ -357,7 +357,7 @@ def test_without_being_asked_an_error_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="broken"):
         run(tmp_path, Snapshot(), cls=Failing).fit(bl.EpochCounter(1), batches(4))
-    assert not list(tmp_path.glob("*"))
+    assert [path.name for path in tmp_path.glob("*")] == ["starts.jsonl"], "of the ledger"
 
 
 def test_a_misspelt_metric_is_told_after_the_weights_are_safe(tmp_path: Path) -> None:

@@ -185,6 +185,9 @@ class Pipeline:
     def add(self, item: DynamicItem) -> None:
         """One more.
 
+        A key of the rows that the item takes it may provide, too, as SpeechBrain's recipes do (``yield word``): handed
+        on as it is. The row's value is the one that counts.
+
         Raises:
             ValueError: it provides nothing, or what is there already.
         """
@@ -193,9 +196,9 @@ class Pipeline:
         for key in item.provides:
             if key in self.items:
                 raise ValueError(f"{item} provides {key!r}, and so does {self.items[key]}; take another name")
-            if key in self.row_keys:
+            if key in self.row_keys and (key not in item.takes or set(item.provides) <= set(self.row_keys)):
                 raise ValueError(f"{item} provides {key!r}, which the rows have already; take another name")
-        self.items.update(dict.fromkeys(item.provides, item))
+        self.items.update((key, item) for key in item.provides if key not in self.row_keys)
         self._plans.clear()
 
     def check(self, keys: Iterable[str]) -> None:
@@ -271,7 +274,7 @@ class Pipeline:
         for step in plan.steps:
             item = step.item
             if step.above is not None:
-                if item.provides[0] not in values:
+                if not all(key in values for key in item.provides):
                     self._look_up(step, columns, number, values, generators)
                 continue
             try:  # one argument and one value are most of all, and this is done for each item
@@ -283,11 +286,19 @@ class Pipeline:
                 raise _failed(item, item.provides[0], error) from error
             if step.give is not None:
                 values[step.give] = result
-            elif item.is_generator:
+                continue
+            handed_on = {key: values[key] for key in step.handed_on}
+            if item.is_generator:
                 generators.append(result)
                 _go_on(step, result, values)
             else:
                 _take_apart(item, result, values)
+            for key, before in handed_on.items():
+                if values[key] is not before and values[key] != before:
+                    raise _FailedError(
+                        f": {item} provides {key!r}, which the row has already, as {values[key]!r} in place of "
+                        f"{before!r}; give what it changes another name"
+                    )
 
     def _look_up(
         self,
@@ -320,16 +331,18 @@ class Step:
         take: what it takes where that is one key, else None.
         give: what it provides where that is one key and it is no generator, else None.
         num: how many of the keys of a generator are needed.
+        handed_on: the keys of the row that it provides as it takes them.
         above: where its cache is looked at: what has to be done if there is nothing, itself included; else None.
         source: where its cache is looked at: all that its values come from.
     """
 
-    __slots__ = ("above", "func", "give", "item", "num", "source", "take")
+    __slots__ = ("above", "func", "give", "handed_on", "item", "num", "source", "take")
 
     def __init__(
         self, item: DynamicItem, num: int, above: Plan | None = None, source: Plan | None = None
     ) -> None:
         self.item, self.func, self.num, self.above, self.source = item, item.func, num, above, source
+        self.handed_on = tuple(key for key in item.provides if key in item.takes)
         self.take = item.takes[0] if len(item.takes) == 1 else None
         self.give = item.provides[0] if len(item.provides) == 1 and not item.is_generator else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -212,6 +213,38 @@ def test_a_wrong_key_is_refused_at_once(data: bl.DynamicItemDataset, act: Any, m
         act(data)
     data.set_output_keys(["length"])
     assert data[0] == {"length": 11}
+
+
+def test_a_key_of_the_rows_is_handed_on_as_it_is() -> None:
+    """SpeechBrain's recipes yield ``word`` and then what they make of it."""
+    data = bl.DynamicItemDataset({"a": {"word": "one"}, "b": {"word": "Two"}})
+
+    @bl.takes("word")
+    @bl.provides("word", "length")
+    def measure(word: str) -> Any:
+        yield word.lower()
+        yield len(word)
+
+    data.add_dynamic_item(measure)
+    data.set_output_keys(["word", "length"])
+    assert data[0] == {"word": "one", "length": 3}
+    with pytest.raises(
+        bl.ItemError, match="provides 'word', which the row has already, as 'two' in place of 'Two'"
+    ):
+        data[1]
+    with pytest.raises(ValueError, match="which the rows have already"):
+        data.add_dynamic_item(lambda word: word, takes="word", provides="word")
+
+
+def test_what_is_handed_on_does_not_spare_a_cache(tmp_path: Path) -> None:
+    data = bl.DynamicItemDataset({"a": {"word": "one"}})
+    data.add_dynamic_item(both, takes="word", provides=["word", "size"], cache_dir=tmp_path)
+    data.set_output_keys(["word", "size"])
+    assert data[0] == data[0] == {"word": "one", "size": 3}
+
+
+def both(word: str) -> tuple[str, int]:
+    return word, len(word)
 
 
 def test_a_key_that_needs_itself() -> None:

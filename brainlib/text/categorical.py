@@ -307,6 +307,8 @@ class CategoricalEncoder:
             if not self.load_if_possible(path):
                 self._mark(dict(special_labels or {}))
                 update(self)
+                # SpeechBrain's recipes put it beside the checkpoints, before there is one.
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
                 self.save(path)
                 logger.info("%d labels are written to %s", len(self), os.fspath(path))
                 return

@@ -16,6 +16,7 @@ The names are SpeechBrain's. Hooks are inherited, and an overridden method is ca
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,10 +185,26 @@ def register_checkpoint_hooks(cls: Any = None, *, save_on_main_only: bool = True
 def hooks_of(obj: object) -> ClassHooks | None:
     """The hooks that an object's class, or the nearest of its parents, was registered with.
 
+    Those that speechbrain registered count, too: some of its layers keep statistics outside of their state_dict.
+
     >>> hooks_of(object()) is None
     True
     """
-    return getattr(type(obj), HOOKS, None)
+    ours: ClassHooks | None = getattr(type(obj), HOOKS, None)
+    if ours is None and "speechbrain.utils.checkpoints" in sys.modules:
+        return _hooks_of_speechbrain(type(obj))
+    return ours
+
+
+def _hooks_of_speechbrain(cls: type) -> ClassHooks | None:
+    """The methods that speechbrain's decorators marked; the marks are attributes of the functions."""
+    names: dict[str, str] = {}
+    for parent in reversed(cls.__mro__):
+        for name, method in vars(parent).items():
+            for role in ("saver", "loader", "transfer"):
+                if inspect.isfunction(method) and hasattr(method, f"_speechbrain_{role}"):
+                    names[role] = name
+    return ClassHooks(**names) if {"saver", "loader"} <= names.keys() else None
 
 
 def check_save_hook(hook: Callable[..., Any], what: str, called_as: str = "(obj, path)") -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOO_DEAR = (
     "torchaudio", "hyperpyyaml", "ruamel", "tqdm", "soundfile", "sklearn", "scipy", "matplotlib", "tensorboard",
     "mlflow", "wandb", "IPython", "ipykernel", "torch.distributed.fsdp", "torch.distributed.checkpoint",
-    "torch._dynamo", "torch.onnx",
+    "torch._dynamo", "torch.onnx", "brainlib.compat", "speechbrain",
 )  # fmt: skip
 
 

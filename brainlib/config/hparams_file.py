@@ -22,7 +22,7 @@ def load_hyperpyyaml(
     source: _Source,
     overrides: str | Mapping[str, Any] | None = None,
     overrides_must_match: bool = True,
-    aliases: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | str | None = None,
 ) -> dict[str, Any]:
     """Load an experiment written in HyperPyYAML: values, references, and the objects that its tags describe.
 
@@ -34,7 +34,8 @@ def load_hyperpyyaml(
         overrides: values that replace those of the file: a dict, or YAML text as `parse_arguments` returns it. A
             mapping changes the keys it names; a value with a tag, and every other value, replaces.
         overrides_must_match: whether a key that the file lacks is an error, at any depth; otherwise it is added.
-        aliases: dotted names, or beginnings of them, to replace in tags: ``{"old_package": "new_package"}``.
+        aliases: dotted names, or beginnings of them, to replace in tags: ``{"old_package": "new_package"}``. The word
+            "speechbrain" stands for those of its trainer (``docs/porting.md``); its layers stay its own.
 
     Returns:
         The top-level keys with their values, without the keys that begin with two underscores.
@@ -53,13 +54,15 @@ def load_hyperpyyaml(
     >>> load_hyperpyyaml(text, {"width": 5})
     {'width': 5, 'counts': Counter({'a': 10})}
     """
+    from brainlib.config.aliases import aliases_of
     from brainlib.config.placeholders import refuse_placeholders
     from brainlib.config.reader import HparamsReader
 
+    renames = aliases_of(aliases)
     tree = _overridden(source, overrides, overrides_must_match)
     refuse_placeholders(tree)
     HparamsReader(tree, build=False).read()  # finds what is wrong with the file before anything is built
-    loaded = HparamsReader(tree, build=True, aliases=aliases).read()
+    loaded = HparamsReader(tree, build=True, aliases=renames).read()
     return {key: value for key, value in loaded.items() if not str(key).startswith("__")}
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkup.report import CheckupError
-from brainlib.cli import checkpoints, doctor, launch
+from brainlib.cli import checkpoints, doctor, launch, port
 from brainlib.common.logs import logger
 
 __all__ = ["DAMAGED", "UNABLE", "main"]
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoints.add_to(rooms)
     doctor.add_to(rooms)
     launch.add_to(rooms)
+    port.add_to(rooms)
     given = parser.parse_args(argv)
     try:
         with _quiet():

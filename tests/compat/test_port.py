@@ -1,0 +1,116 @@
+"""What `brainlib port` says of a script, and what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from brainlib.cli import main
+from brainlib.compat.port import port
+
+SCRIPT = """raise SystemExit("nobody runs this")
+import os, speechbrain
+import speechbrain as sb
+import speechbrain.nnet.losses as losses
+import speechbrain.dataio.dataset as datasets
+from hyperpyyaml import load_hyperpyyaml
+if True:
+    from speechbrain.utils.distributed import (
+        run_on_main,
+        main_process_only,
+    )  # behind it
+from speechbrain.dataio.dataloader import *
+
+class ASR(sb.Brain):
+    def on_stage_end(self, stage, stage_loss, epoch):
+        sb.nnet.losses.nll_loss(1)
+        return sb.dataio.dataloader.LoopedLoader
+
+ASR().fit(range(3), datasets.DynamicItemDataset({}))
+"""
+
+
+def test_what_it_says_of_a_script() -> None:
+    report = port(SCRIPT)
+    assert report.carried == [
+        (3, "import speechbrain as sb"),
+        (5, "import speechbrain.dataio.dataset as datasets"),
+        (6, "from hyperpyyaml import load_hyperpyyaml"),
+        (8, "from speechbrain.utils.distributed import run_on_main, main_process_only"),
+        (14, "speechbrain.Brain"),
+        (19, "speechbrain.dataio.dataset.DynamicItemDataset"),
+    ]
+    assert report.kept == [
+        (4, "import speechbrain.nnet.losses as losses"),
+        (16, "speechbrain.nnet.losses.nll_loss"),
+    ]
+    assert [(line, what.partition(":")[0]) for line, what in sorted(report.differs)] == [
+        (15, "on_stage_end"),
+        (19, "fit"),
+    ]
+    assert sorted(report.left) == [
+        (2, "import os, speechbrain: give each module a line of its own"),
+        (
+            8,
+            "speechbrain.utils.distributed.main_process_only is not there; it stays speechbrain's, and may lean on its "
+            "trainer",
+        ),
+        (12, "from speechbrain.dataio.dataloader import *: name what you use"),
+        (
+            17,
+            "speechbrain.dataio.dataloader.LoopedLoader is not there: docs/porting.md says what there is instead",
+        ),
+    ]
+    assert "could not be changed\n  line 2: import os" in str(report)
+
+
+def test_only_imports_are_changed() -> None:
+    before, after = SCRIPT.splitlines(), port(SCRIPT).text.splitlines()
+    compile(port(SCRIPT).text, "train.py", "exec")
+    assert [line for line in after if line not in before] == [
+        "import brainlib.compat.speechbrain as sb",
+        "import brainlib.compat.speechbrain.dataio.dataset as datasets",
+        "from brainlib.compat.hyperpyyaml import load_hyperpyyaml",
+        "    from brainlib.compat.speechbrain.utils.distributed import run_on_main",
+        "    from speechbrain.utils.distributed import main_process_only  # behind it",
+    ]
+
+
+def test_tags_of_an_hparams_file() -> None:
+    text = (
+        "a: !new:speechbrain.utils.epoch_loop.EpochCounter {limit: 1}\n# b: !new:speechbrain.core.Brain\n"
+        "c: !new:speechbrain.lobes.features.Fbank\nd: !name:speechbrain.dataio.sampler.ConcatDatasetBatchSampler\n"
+        "max_grad_norm: -1\n"
+    )
+    assert str(port(text, "train.yaml")).splitlines() == [
+        "carries over",
+        "  line 1: speechbrain.utils.epoch_loop.EpochCounter",
+        "stays speechbrain's, which has to be installed",
+        "  line 3: speechbrain.lobes.features.Fbank",
+        "differs on purpose",
+        "  line 5: max_grad_norm: null switches clipping off, and so does a negative number; theirs turns "
+        "gradients round",
+        "could not be changed",
+        "  line 4: speechbrain.dataio.sampler.ConcatDatasetBatchSampler is not there: docs/porting.md says what there "
+        "is instead",
+    ]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, new = tmp_path / "train.py", tmp_path / "new.py"
+    script.write_text("import speechbrain as sb\n")
+    assert main(["port", str(script), "--write", str(new)]) == 0
+    assert new.read_text() == "import brainlib.compat.speechbrain as sb\n"
+    assert script.read_text() == "import speechbrain as sb\n"
+    assert f"written: {new}" in capsys.readouterr().out
+    assert main(["port", str(script), "--write", str(new)]) == 2  # it is there
+    assert "File exists" in capsys.readouterr().err
+    script.write_text("import os\n")
+    assert main(["port", str(script)]) == 0
+    assert capsys.readouterr().out == "nothing of speechbrain's trainer is in this file\n"
+    script.write_text("def :\n")
+    assert main(["port", str(script)]) == 2
+    assert "train.py, line 1: this is no Python" in capsys.readouterr().err
+    script.write_text(SCRIPT)
+    assert main(["port", str(script)]) == 1

@@ -20,9 +20,9 @@ needs_speechbrain = pytest.mark.skipif(
 )
 
 
-def run(name: str, folder: Path) -> str:
-    script = folder / "train.py"
-    script.write_text(port((RECIPES / f"{name}.py").read_text()).text)
+def run(name: str, folder: Path, *, ported: bool = True) -> str:
+    script, text = folder / "train.py", (RECIPES / f"{name}.py").read_text()
+    script.write_text(port(text).text if ported else text)
     done = subprocess.run(
         [
             sys.executable,
@@ -59,3 +59,12 @@ def test_ctc_runs_with_the_layers_of_speechbrain(tmp_path: Path) -> None:
 @needs_speechbrain
 def test_gan_runs_with_a_fit_batch_of_its_own(tmp_path: Path) -> None:
     assert "fit 0 is done: 2 epochs, update 6" in run("gan", tmp_path)
+
+
+@needs_speechbrain
+@pytest.mark.parametrize("name", ["classification", "ctc", "gan"])
+def test_they_are_recipes_of_speechbrain(name: str, tmp_path: Path) -> None:
+    """As they stand, speechbrain runs them with its own trainer."""
+    pytest.importorskip("hyperpyyaml")
+    run(name, tmp_path, ported=False)
+    assert list((tmp_path / "out/save").glob("CKPT+*"))

@@ -67,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="each run gets a folder in it")
     parser.add_argument("--data_folder", default="data/fsdd", help="what holds the folder recordings")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="how many, from 1 on (default: 3)")
+    parser.add_argument(
+        "--finished_only", action="store_true", help="run nothing: the table of what is finished"
+    )
     given, others = parser.parse_known_args(arguments)
 
     found: dict[str, list[dict[str, Any]]] = {name: [] for name, *_ in runs()}
@@ -74,12 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, file, words in runs():
             folder = given.folder / f"{name.replace(', ', '-').replace(' ', '-')}-seed{seed}"
             if not (folder / "results.json").exists():
+                if given.finished_only:
+                    continue
                 command = [sys.executable, str(HERE / "train.py"), str(HPARAMS / f"{file}.yaml"), *words]
                 command += ["--output_folder", str(folder), "--data_folder", given.data_folder]
                 command += ["--seed", str(seed), "--noprogressbar", *others]
                 print(f"== {name}, seed {seed}", flush=True)
                 subprocess.run(command, check=True)
             found[name].append(json.loads((folder / "results.json").read_text()))
+    found = {name: results for name, results in found.items() if len(results) == given.seeds}
     given.folder.joinpath("results.json").write_text(json.dumps(found, indent=2) + "\n")
     print(table(found))
 

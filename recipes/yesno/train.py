@@ -44,11 +44,14 @@ class YesNoBrain(bl.Brain):
     def features(self, batch: bl.PaddedBatch, stage: Stage) -> tuple[Tensor, Tensor]:
         """Normalized log-mels, [B, F, M], and how many frames each recording has."""
         waves, lengths = batch.signal
+        if stage is Stage.TRAIN:
+            waves, lengths = self.hparams.speed(waves, lengths)
+            waves = self.hparams.noise(waves, lengths)
         features = self.hparams.fbank(waves, lengths)
         counts = self.hparams.fbank.num_frames(absolute_lengths(lengths, waves.shape[1]))
         features = self.hparams.normalize(features, counts)
         if stage is Stage.TRAIN:
-            features = self.hparams.augment(features, counts)
+            features = self.hparams.masks(features, counts)
         return features, counts
 
     def compute_forward(self, batch: bl.PaddedBatch, stage: Stage) -> tuple[Tensor, Tensor]:
@@ -177,7 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
     splits = prepare_yesno(hparams["data_folder"])
     print(describe(splits))
-    shuffled = ShuffledWords(splits["train"]) if hparams["shuffle_words"] else None
+    shuffled = None
+    if hparams["shuffle_words"]:
+        shuffled = ShuffledWords(splits["train"], hparams["most_words"])
+        splits["train"] = {f"drawn-{number}": {} for number in range(hparams["items_per_epoch"])}
     print("whole recordings to train on" if shuffled is None else shuffled)
     encoder = make_encoder()
     sets = {

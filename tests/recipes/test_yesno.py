@@ -33,7 +33,7 @@ def test_a_short_run_hears_most_words(data_dir: Callable[[str], Path], tmp_path:
     pytest.importorskip("matplotlib", reason="the recipe draws with matplotlib")
     words = [sys.executable, ROOT / "recipes/yesno/train.py", ROOT / "hparams/yesno/cnn.yaml"]
     words += ["--data_folder", data_dir("yesno"), "--output_folder", tmp_path, "--noprogressbar"]
-    words += ["--number_of_epochs", "6"]
+    words += ["--number_of_epochs", "10"]
     process = subprocess.run(
         words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
@@ -42,7 +42,7 @@ def test_a_short_run_hears_most_words(data_dir: Callable[[str], Path], tmp_path:
     assert found["test"]["words"] == 240 and found["test"]["WER"] <= 25
     assert set(found) == {"test", "epoch", "seed", "seconds"} and found["seed"] == 1234
     rows = bl.read_metrics(tmp_path / "metrics.jsonl", merge_by="epoch")
-    assert [row["epoch"] for row in rows] == list(range(1, 7))
+    assert [row["epoch"] for row in rows] == list(range(1, 11))
     assert rows[-1]["train"]["loss"] < rows[0]["train"]["loss"] / 4
     errors = (tmp_path / "errors.txt").read_text()
     assert errors.count("ref:") == 30 and f"/ {240}" in errors.splitlines()[0]
@@ -68,8 +68,8 @@ def test_words_are_drawn_in_any_order(prepare: ModuleType, data_dir: Callable[[s
     for _ in range(100):
         signal, words = shuffled("any")
         drawn.add(tuple(words))
-        assert 0.3 < len(signal) / prepare.SAMPLE_RATE / len(words) < 2
-    assert {len(words) for words in drawn} == {1, 2, 3} and len(drawn) == 2 + 4 + 8
+        assert 0.3 < len(signal) / prepare.SAMPLE_RATE / len(words) < 4
+    assert {len(words) for words in drawn} == {1, 2, 3} and {words[0] for words in drawn} == {"yes", "no"}
 
 
 def test_words_are_cut_in_the_middle_of_pauses(prepare: ModuleType) -> None:

@@ -109,9 +109,7 @@ class An4Brain(bl.Brain):
         if stage is Stage.TEST:
             return
         # Log first, then save: killed in between, the epoch is logged again. The other way round it would be missing.
-        self.hparams.train_logger.log_stats(
-            {"epoch": epoch}, {"loss": self.train_loss}, self.stats, verbose=True
-        )
+        self.hparams.train_logger.log_stats({"epoch": epoch}, {"loss": self.train_loss}, self.stats)
         self.checkpointer.save_and_keep_only(
             meta={"epoch": epoch, "seed": self.seed}, num_to_keep=1, verbosity=logging.DEBUG
         )

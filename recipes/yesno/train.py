@@ -96,9 +96,7 @@ class YesNoBrain(bl.Brain):
                 found.write_stats(Path(self.hparams.output_folder) / "errors.txt")
             return
         # Log first, then save: killed in between, the epoch is logged again. The other way round it would be missing.
-        self.hparams.train_logger.log_stats(
-            {"epoch": epoch}, {"loss": self.train_loss}, self.stats, verbose=True
-        )
+        self.hparams.train_logger.log_stats({"epoch": epoch}, {"loss": self.train_loss}, self.stats)
         self.checkpointer.save_and_keep_only(
             meta={"epoch": epoch, "loss": stage_loss, "seed": self.seed},
             min_keys=["loss"],

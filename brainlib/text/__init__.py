@@ -2,5 +2,13 @@
 
 from brainlib.text.categorical import CategoricalEncoder
 from brainlib.text.ctc import CTCTextEncoder, TextEncoder
+from brainlib.text.decoding import Hypothesis, PrefixBeamSearch, WordNgram
 
-__all__ = ["CTCTextEncoder", "CategoricalEncoder", "TextEncoder"]
+__all__ = [
+    "CTCTextEncoder",
+    "CategoricalEncoder",
+    "Hypothesis",
+    "PrefixBeamSearch",
+    "TextEncoder",
+    "WordNgram",
+]

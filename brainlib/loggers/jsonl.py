@@ -165,7 +165,9 @@ def _last_attempt(path: Path, name: str) -> int:
 def _fit_of(row: dict[str, Any]) -> Any:
     """Run and fit that a row is about; what was logged after a fit is about that one."""
     run = row.get("run")
-    told = told_of({"attempt": 0, **run}) if isinstance(run, dict) else None  # it may have been taken out before
+    told = (
+        told_of({"attempt": 0, **run}) if isinstance(run, dict) else None
+    )  # it may have been taken out before
     if told is None:
         return None
     fit, epoch = told["at"][:2]

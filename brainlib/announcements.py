@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from brainlib.checkpoint.retention import by_metric, rank
 from brainlib.common.logs import logger
 from brainlib.options import RunOptions
 from brainlib.run_state import RunState
@@ -40,9 +40,15 @@ def parameter_line(modules: torch.nn.Module) -> str:
     >>> parameter_line(torch.nn.Linear(10, 10))
     '110 trainable of 110 parameters'
     """
-    parameters = [param for param in modules.parameters() if not torch.nn.parameter.is_lazy(param)]
+    total, trained = _count(modules)
+    return f"{trained:,} trainable of {total:,} parameters"
+
+
+def _count(module: torch.nn.Module) -> tuple[int, int]:
+    """All parameters, and those that are trained; of lazy ones it is not known how many they will be."""
+    parameters = [param for param in module.parameters() if not torch.nn.parameter.is_lazy(param)]
     trained = sum(param.numel() for param in parameters if param.requires_grad)
-    return f"{trained:,} trainable of {sum(param.numel() for param in parameters):,} parameters"
+    return sum(param.numel() for param in parameters), trained
 
 
 MOST_MODULES = 10  # that are named
@@ -63,10 +69,8 @@ def say_what(brain: Brain) -> None:
 
 
 def _size(module: torch.nn.Module) -> str:
-    parameters = [param for param in module.parameters() if not torch.nn.parameter.is_lazy(param)]
-    total = sum(param.numel() for param in parameters)
-    frozen = total - sum(param.numel() for param in parameters if param.requires_grad)
-    return f"{total:,}" + (f", {frozen:,} of them frozen" if frozen else "")
+    total, trained = _count(module)
+    return f"{total:,}" + (f", {total - trained:,} of them frozen" if trained < total else "")
 
 
 def _data(known: dict[str, int], num_batches: int | None) -> str:
@@ -87,8 +91,8 @@ def say_epoch(brain: Brain, epoch: Any) -> None:
     total = getattr(counter, "limit", None)
     if total is None and hasattr(counter, "__len__"):
         total = len(counter)
-    name = f"epoch {run.epoch}" + (f"/{total}" if isinstance(total, int) else "")
-    name = f"epoch {epoch}/{total}" if hasattr(counter, "limit") else name
+    number = epoch if hasattr(counter, "limit") else run.epoch
+    name = f"epoch {number}" + (f"/{total}" if isinstance(total, int) else "")
     line = brain._epochs.close(name, _criterion(brain))
     if brain._world.is_main:
         logger.info("%s", line)
@@ -119,9 +123,8 @@ def _checkpoints(checkpointer: Checkpointer | None) -> list[str]:
     told = [f"{checkpointer.checkpoints_dir}", f"newest {checkpointer.written.path.name}"]
     if (criterion := checkpointer.criterion) is not None:
         kind, key = criterion
-        scored = [c for c in checkpointer.list_checkpoints() if math.isfinite(c.meta.get(key, math.nan))]
-        best = (min if kind == "min" else max)(scored, key=lambda c: c.meta[key], default=None)
-        told += [f"best ({kind} {key}) {best.path.name}"] if best is not None else []
+        ranked = rank(checkpointer.list_checkpoints(), by_metric(key, kind))
+        told += [f"best ({kind} {key}) {best.path.name}" for best in ranked[:1]]
     return told
 
 

@@ -925,8 +925,7 @@ class Checkpointer:
     @property
     def criterion(self) -> tuple[Literal["min", "max"], str] | None:
         """What this object was last told that "best" means; `declared_criterion` also asks the checkpoints."""
-        told = self._criterion
-        return None if told is None else ("min" if told[0] == "min" else "max", told[1])
+        return _as_criterion(self._criterion)
 
     def declared_criterion(self) -> tuple[Literal["min", "max"], str] | None:
         """What "best" means: the metric of the last `save_and_keep_only` that named one, also after a restart.
@@ -938,7 +937,7 @@ class Checkpointer:
         ('min', 'WER')
         """
         told = self._criterion or next((c.criterion for c in self.list_checkpoints() if c.criterion), None)
-        return None if told is None else ("min" if told[0] == "min" else "max", told[1])
+        return _as_criterion(told)
 
     @staticmethod
     def _included(include: Sequence[str]) -> frozenset[str]:
@@ -1479,6 +1478,10 @@ def _names(keys: Keys, what: str) -> list[str]:
         if not isinstance(name, str):
             raise CheckpointError(f"{what} holds {name!r}; names of metrics or reasons are strings")
     return names
+
+
+def _as_criterion(told: tuple[str, str] | None) -> tuple[Literal["min", "max"], str] | None:
+    return None if told is None else ("min" if told[0] == "min" else "max", told[1])
 
 
 def _check_num_to_keep(number: int) -> None:

@@ -130,9 +130,10 @@ def read_metrics(
             logger.warning("%s: line %d is not whole and is left out", path, number)
     if not superseded:
         stands = surviving([row.get("run") for row in rows])
-        rows = [_without_attempt(row) for row, kept in zip(rows, stands, strict=True) if kept]
+        rows = [row for row, kept in zip(rows, stands, strict=True) if kept]
     keys = (merge_by,) if isinstance(merge_by, str) else tuple(merge_by)
-    return _merged(rows, keys) if keys else rows
+    rows = _merged(rows, keys) if keys else rows
+    return rows if superseded else [_without_attempt(row) for row in rows]
 
 
 def _without_attempt(row: dict[str, Any]) -> dict[str, Any]:
@@ -164,10 +165,7 @@ def _last_attempt(path: Path, name: str) -> int:
 
 def _fit_of(row: dict[str, Any]) -> Any:
     """Run and fit that a row is about; what was logged after a fit is about that one."""
-    run = row.get("run")
-    told = (
-        told_of({"attempt": 0, **run}) if isinstance(run, dict) else None
-    )  # it may have been taken out before
+    told = told_of(row.get("run"))
     if told is None:
         return None
     fit, epoch = told["at"][:2]

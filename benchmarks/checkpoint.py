@@ -28,21 +28,20 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
 import logging
 import os
-import platform
 import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from figures import Figure, as_json, status
 from torch import nn
 
 import brainlib as bl
@@ -55,25 +54,6 @@ TRAINING_BAR = 1.05  # times the run that does not save
 GROWTH_BAR = 1.2  # times the saves at the beginning
 LISTING_BAR = 1.0  # seconds
 REBUILDING_BAR = 5.0  # seconds
-
-
-@dataclass
-class Figure:
-    """A line of the table."""
-
-    name: str
-    value: float
-    unit: str
-    bar: float | None = None
-    noise: float = 0.0
-
-    @property
-    def verdict(self) -> str:
-        if self.bar is None:
-            return ""
-        if self.noise > abs(self.bar - self.value) / 2:
-            return "too noisy"
-        return "passed" if self.value <= self.bar else "MISSED"
 
 
 def model_with_adam(megabytes: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -268,7 +248,7 @@ def training(folder: Path, parameters: float, seconds: float, num_rounds: int) -
 
     run(60, 0)
     third = max(2, round(seconds / ((ends[-1] - ends[10]) / (len(ends) - 11))))
-    run(third * (3 * num_rounds + 5), 3 * third)
+    run(third * (3 * num_rounds + 6), 3 * third)
     marks = ends[third - 1 :: third]  # a save comes with the last update of a third: after its mark
     taken = [later - earlier for earlier, later in itertools.pairwise(marks)]
     saving, without, again = taken[2::3], taken[3::3], taken[4::3]
@@ -388,29 +368,10 @@ def main() -> int:
     )
     print(f"{'':42}{'':>9}{'bar':>10}")
     for figure in figures:
-        bar = "" if figure.bar is None else f"≤ {figure.bar:.1f} {figure.unit}"
+        bar = figure.limit and f"{figure.limit} {figure.unit}"
         print(f"{figure.name:42}{figure.value:8.3f} {figure.unit}{bar:>9}   {figure.verdict}")
-    print(
-        json.dumps(
-            {
-                "benchmark": "checkpoint",
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "cores": os.cpu_count(),
-                "rounds": arguments.rounds,
-                "figures": {
-                    figure.name.strip(): {
-                        "value": round(figure.value, 4),
-                        "unit": figure.unit,
-                        "bar": figure.bar,
-                        "verdict": figure.verdict or None,
-                    }
-                    for figure in figures
-                },
-            }
-        )
-    )
-    return 1 if any(figure.verdict == "MISSED" for figure in figures) else 0
+    print(as_json("checkpoint", figures, rounds=arguments.rounds))
+    return status(figures)
 
 
 if __name__ == "__main__":

@@ -34,12 +34,10 @@ import importlib.util
 import json
 import logging
 import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +45,7 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
+from figures import Figure, as_json, in_turns, status
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, RandomSampler
@@ -65,38 +64,6 @@ NUM_ROWS = 1_000_000
 KINDS = ("Anonymous", "Private_Dirty")  # the second sees what a forked process has copied, the first does not
 
 
-@dataclass
-class Figure:
-    """A line of the table; `bar` is the least where `at_least`, else the most."""
-
-    name: str
-    value: float
-    unit: str = ""
-    bar: float | None = None
-    at_least: bool = False
-    noise: float = 0.0
-
-    @property
-    def verdict(self) -> str:
-        if self.bar is None:
-            return ""
-        if self.noise > abs(self.bar - self.value) / 2:
-            return "too noisy"
-        return "passed" if (self.value >= self.bar if self.at_least else self.value <= self.bar) else "MISSED"
-
-
-def best_in_turns(forms: Sequence[Callable[[], float]], num_rounds: int) -> list[float]:
-    """The most that each form gave, after one round to warm up."""
-    best = [0.0] * len(forms)
-    for number in range(num_rounds + 1):
-        for turn in range(len(forms)):
-            which = (number + turn) % len(forms)
-            given = forms[which]()
-            if number:
-                best[which] = max(best[which], given)
-    return best
-
-
 def rate_figures(
     names: Sequence[str], bars: Sequence[float | None], best: Sequence[float], base: str
 ) -> list[Figure]:
@@ -104,7 +71,7 @@ def rate_figures(
     reference, noise = max(best[0], best[-1]), abs(best[0] / best[-1] - 1)
     figures = [Figure(base, reference, "items/s"), Figure(f"    {base}, its distance from itself", noise)]
     for name, bar, each in zip(names, bars, best[1:-1], strict=True):
-        figures.append(Figure(name, each / reference, f"x ({each:,.0f}/s)", bar, True, noise))
+        figures.append(Figure(name, each / reference, f"x ({each:,.0f}/s)", bar, noise, at_least=True))
     return figures
 
 
@@ -214,15 +181,16 @@ class Reading:
             forms["    SpeechBrain's pipeline"] = lambda: theirs
             bars.append(None)
         *names, again = [*forms, "a plain loop"]
-        best = best_in_turns(
+        best = in_turns(
             [lambda make=forms[name]: num / processor_seconds_of(make()) for name in (*names, again)],
             num_rounds,
+            max,
         )
         figures = rate_figures(names[1:], bars, best, "a plain loop")
         if "    SpeechBrain's pipeline" in names:
             ratio = best[names.index("DynamicItemDataset and PaddedBatch")] / best[names.index(names[-1])]
             figures.append(
-                Figure("    against SpeechBrain's pipeline", ratio, "x", 1.5, True, figures[1].value)
+                Figure("    against SpeechBrain's pipeline", ratio, "x", 1.5, figures[1].value, at_least=True)
             )
         return figures
 
@@ -249,7 +217,7 @@ class Reading:
             lambda: source_of(make_dataloader(data, **options(data)), "train_set").read(0, 0),
             lambda: DataLoader(hand, collate_fn=collate_by_hand, **options(hand)),
         ]
-        best = best_in_turns([lambda make=make: num_reads / seconds_of(make()) for make in forms], num_rounds)
+        best = in_turns([lambda make=make: num_reads / seconds_of(make()) for make in forms], num_rounds, max)
         names = [
             "two workers: DynamicItemDataset and PaddedBatch",
             "    two workers: with a seed for each item",
@@ -264,12 +232,13 @@ class Reading:
             features(wave)
         work = (time.process_time() - start) / len(waves) * 1000
         num = len(self.paths)
-        best = best_in_turns(
+        best = in_turns(
             [
                 lambda n=n: num / seconds_of(make_dataloader(data, batch_size=BATCH_SIZE, num_workers=n))
                 for n in (0, 2, 0)
             ],
             max(1, num_rounds // 3),
+            max,
         )
         figures = rate_figures(["two workers, with work on each item"], [1.6], best, "one process, with work")
         return [Figure("    the work on an item", work, "ms"), *figures]
@@ -330,11 +299,15 @@ def batching(num_epochs: int) -> list[Figure]:
         Figure("start: lengths learnt, first batch given", begun, "s", 1.0),
         Figure("padding, the worst of five epochs", 100 * padding, "%", 2.5),
         Figure("longest batch", longest, "s", MAX_LENGTH),
-        Figure("every item once", float(complete), "", 1.0, True),
+        Figure("every item once", float(complete), "", 1.0, at_least=True),
         Figure("Spearman's ρ of length and place", rho, "", 0.1),
         Figure(f"slowest of {NUM_RANKS} ranks a round over even work", 100 * uneven, "%", 2.0),
         Figure(
-            "hundredths of all that an item meets, the least", meetings(sampler, num_epochs), "%", 20.0, True
+            "hundredths of all that an item meets, the least",
+            meetings(sampler, num_epochs),
+            "%",
+            20.0,
+            at_least=True,
         ),
     ]
 
@@ -428,7 +401,7 @@ def million_rows() -> list[Figure]:
                 lambda file=file, read=read: rows_in_memory(Path(name, file), read)
             )
             figures += [
-                Figure(f"{kind}: rows read, by processor time", of_cpu, "/s", 200_000, True),
+                Figure(f"{kind}: rows read, by processor time", of_cpu, "/s", 200_000, at_least=True),
                 Figure(f"    {kind}, by the clock", rate, "/s"),
                 Figure(f"    {kind}, growth of the process", grown, "MB", 100.0),
                 Figure(f"    {kind}, growth of a worker in 1,000,000 reads", worker, "MB", 20.0),
@@ -467,29 +440,9 @@ def main() -> int:
             figures += reading.with_work(arguments.rounds)
     print(f"{arguments.rounds} rounds, one thread a process, torch {torch.__version__}\n")
     for figure in figures:
-        sign = "≥" if figure.at_least else "≤"
-        bar = "" if figure.bar is None else f"{sign} {figure.bar:g}"
-        print(f"{figure.name:52}{figure.value:12,.3f} {figure.unit:16}{bar:>12}   {figure.verdict}")
-    print(
-        json.dumps(
-            {
-                "benchmark": "data",
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "cores": os.cpu_count(),
-                "figures": {
-                    figure.name.strip(): {
-                        "value": round(figure.value, 4),
-                        "unit": figure.unit,
-                        "bar": figure.bar,
-                        "verdict": figure.verdict or None,
-                    }
-                    for figure in figures
-                },
-            }
-        )
-    )
-    return 1 if any(figure.verdict == "MISSED" for figure in figures) else 0
+        print(f"{figure.name:52}{figure.value:12,.3f} {figure.unit:16}{figure.limit:>12}   {figure.verdict}")
+    print(as_json("data", figures))
+    return status(figures)
 
 
 if __name__ == "__main__":

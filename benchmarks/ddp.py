@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loop import MAX_NORM, Batch, Hooked, Overridden, Plain, batches, fresh
+from loop import MAX_NORM, Batch, Hooked, Overridden, Plain, batches, epoch_by_hand, fresh
 from torch import nn
 
 import brainlib as bl
@@ -108,18 +108,7 @@ class Form:
 def by_hand(folder: Path, of_all: list[Batch]) -> tuple[nn.Module, TimedBatches, Callable[[Any], None]]:
     model, make_optimizer = fresh()
     wrapped = nn.parallel.DistributedDataParallel(model)
-    optimizer = make_optimizer(model.parameters())
-
-    def epoch(batches: Any) -> None:
-        mean = 0.0
-        for step, batch in enumerate(batches, 1):
-            loss = nn.functional.mse_loss(wrapped(batch["input"]), batch["target"])
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-            optimizer.step()
-            optimizer.zero_grad()
-            mean += (loss.item() - mean) / step
-
+    epoch = epoch_by_hand(wrapped, model, make_optimizer(model.parameters()))
     return model, TimedBatches(of_all[World.from_environment().rank :: RANKS], 1), epoch
 
 

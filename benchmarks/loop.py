@@ -114,12 +114,22 @@ def by_hand(
 ) -> tuple[nn.Linear, Epoch]:
     """The reference; `note` is told the norm of each update."""
     model, make_optimizer = fresh(fused)
-    optimizer = make_optimizer(model.parameters())
+    return model, epoch_by_hand(model, model, make_optimizer(model.parameters()), max_norm, note)
+
+
+def epoch_by_hand(
+    forward: nn.Module,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    max_norm: float = MAX_NORM,
+    note: Callable[[Tensor], None] | None = None,
+) -> Epoch:
+    """The loop that people write; `forward` is the model, or what is wrapped round it."""
 
     def epoch(batches: Any) -> None:
         mean = 0.0
         for step, batch in enumerate(batches, 1):
-            loss = nn.functional.mse_loss(model(batch["input"]), batch["target"])
+            loss = nn.functional.mse_loss(forward(batch["input"]), batch["target"])
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
@@ -128,7 +138,7 @@ def by_hand(
             if note is not None:
                 note(norm)
 
-    return model, epoch
+    return epoch
 
 
 # ------------------------------------------------------------------------------------------------------- with brainlib

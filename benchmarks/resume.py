@@ -19,21 +19,17 @@ prints a table and a line of JSON, and exits with 1 where a bar that stands is m
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import math
-import os
-import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from figures import Figure, as_json, in_turns, status
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -48,37 +44,6 @@ ITEM_BAR = 25.0  # microseconds
 BATCH_BAR = 150.0
 BLOCK = 50  # items or batches that are timed together: a millisecond or ten, so that some of them are not disturbed
 BLOCKS_A_ROUND = 10
-
-
-@dataclass
-class Figure:
-    """A line of the table."""
-
-    name: str
-    value: float
-    unit: str
-    bar: float | None = None
-    noise: float = 0.0
-
-    @property
-    def verdict(self) -> str:
-        if self.bar is None:
-            return ""
-        if self.noise > abs(self.bar - self.value) / 2:
-            return "too noisy"
-        return "passed" if self.value <= self.bar else "MISSED"
-
-
-def in_turns(forms: Sequence[Callable[[], float]], num_rounds: int) -> list[float]:
-    """The least that each form gave, after one round to warm up."""
-    least = [math.inf] * len(forms)
-    for number in range(num_rounds + 1):
-        for turn in range(len(forms)):
-            which = (number + turn) % len(forms)
-            given = forms[which]()
-            if number:
-                least[which] = min(least[which], given)
-    return least
 
 
 # ------------------------------------------------------------------------------------------------------------- going on
@@ -274,33 +239,12 @@ def main() -> int:
     print(f"{arguments.rounds} rounds, one thread, torch {torch.__version__}; minima over the rounds\n")
     print(f"{'':52}{'':>10}{'bar':>10}")
     for figure in figures:
-        bar = "" if figure.bar is None else f"≤ {figure.bar:g} {figure.unit}"
+        bar = figure.limit and f"{figure.limit} {figure.unit}"
         print(f"{figure.name:52}{figure.value:8.2f} {figure.unit}{bar:>10}   {figure.verdict}")
     told = ", ".join(f"{number} {where}" for where, number in read.items())
     print(f"Items read up to the first batch of {BATCH_SIZE}: {told}")
-    print(
-        json.dumps(
-            {
-                "benchmark": "resume",
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "cores": os.cpu_count(),
-                "rounds": arguments.rounds,
-                "read": read,
-                "figures": {
-                    figure.name.strip(): {
-                        "value": round(figure.value, 3),
-                        "unit": figure.unit,
-                        "bar": figure.bar,
-                        "verdict": figure.verdict or None,
-                    }
-                    for figure in figures
-                },
-            }
-        )
-    )
-    wrong = set(read.values()) != {BATCH_SIZE}
-    return 1 if wrong or any(figure.verdict == "MISSED" for figure in figures) else 0
+    print(as_json("resume", figures, digits=3, rounds=arguments.rounds, read=read))
+    return int(set(read.values()) != {BATCH_SIZE}) or status(figures)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,19 @@ a walk over the state, and one copy of its bytes. Memory that is touched for the
 itself (the system hands it out page by page), which is why it is kept.
 
 What shares memory in the live state shares it in the copy: tied weights stay tied, and are copied once.
+
+Thousands of small tensors cost by their number: most of the time goes into waiting for memory that nobody has looked at
+for a while, so few objects are looked at for each. And what comes in the same order again gets its copies side by side,
+in one block, which one operation fills.
 """
 
 from __future__ import annotations
 
 import copy
+import operator
 import weakref
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,38 +30,107 @@ from brainlib.checkpoint.states import PLAIN_TENSORS, SAFE_LEAVES, Own, refuse_u
 __all__ = ["Copies"]
 
 _UNCHANGING = SAFE_LEAVES - {bytearray}  # nobody can change them
+_SMALL = 4096  # bytes; a copy of more costs by its bytes
 
 
-@dataclass(slots=True)
-class _Memory:
-    """The copy of one live storage."""
-
-    buffer: torch.UntypedStorage
-    views: dict[Any, Tensor] = field(default_factory=dict)  # by dtype, offset, shape and stride
-    taken: int = 0  # the number of the copy that its bytes are of
-    given_up: bool = False  # whether the storage has another one now, or is gone
-
-
-@dataclass(slots=True)
 class _Lane:
     """What one sweep copies from one device, and to where."""
 
-    sources: list[Tensor] = field(default_factory=list)
-    targets: list[Tensor] = field(default_factory=list)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.sources: list[Tensor] = []
+        self.targets: list[Tensor] = []
+
+    def copy(self) -> None:
+        if self.sources:
+            torch._foreach_copy_(self.targets, self.sources, non_blocking=self.device.type == "cuda")
+
+    def empty(self) -> None:
+        self.sources, self.targets = [], []
 
 
-@dataclass(slots=True)
-class _Known:
-    """A live tensor that was met before, such as an average of Adam's: where it is copied to."""
+class _Row(_Lane):
+    """A lane of small tensors that differ in their first dimension at most, so that they can be copied as one.
 
-    tensor: weakref.ref[Tensor]
+    Their copies get a block of memory in common when they have come in one order twice; each is a storage of its own
+    inside of it, because a file holds whole storages.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._block: Tensor | None = None
+        self._seats: list[Tensor] = []  # the copies in the block, in its order
+        self._last: list[Tensor] = []
+
+    def copy(self) -> None:
+        if self._block is None or not _same(self.targets, self._seats):
+            super().copy()
+        elif self.device.type == "cpu":
+            torch.cat(self.sources, out=self._block)
+        else:
+            self._block.copy_(torch.cat(self.sources), non_blocking=self.device.type == "cuda")
+
+    def settles(self) -> bool:
+        """Whether the copies had better be somewhere else. To be asked once a sweep."""
+        again, self._last = _same(self.targets, self._last), self.targets
+        return again and len(self.targets) > 1 and not _same(self.targets, self._seats)
+
+    def seat(self) -> dict[int, Tensor]:
+        """New places for the copies, side by side; by the ids of the old ones."""
+        first = self.targets[0]
+        num_rows = sum(len(target) for target in self.targets)
+        self._block = torch.empty(
+            (num_rows, *first.shape[1:]), dtype=first.dtype, pin_memory=self.device.type == "cuda"
+        )
+        held = self._block.view(-1).view(torch.uint8).numpy()
+        seats: dict[int, Tensor] = {}
+        start = 0
+        for target in self.targets:
+            seat = torch.frombuffer(held, dtype=first.dtype, count=target.numel(), offset=start)
+            seats[id(target)] = seat.view(target.shape)
+            start += target.nbytes
+        self._seats = self._last = list(seats.values())
+        return seats
+
+
+def _same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+class _Memory:
+    """The copy of one live storage, and which live tensor is all of it, such as an average of Adam's.
+
+    Args:
+        buffer: The memory of the copy.
+    """
+
+    __slots__ = (
+        "address",
+        "buffer",
+        "dtype",
+        "given_up",
+        "lane",
+        "shape",
+        "taken",
+        "tensor",
+        "view",
+        "views",
+    )
+
+    lane: (
+        _Lane  # these five say what is known of the tensor; a tensor that is not as it was is looked at anew
+    )
+    address: int
     dtype: torch.dtype
     shape: torch.Size
-    place: int  # of the storage
-    num_bytes: int
-    memory: _Memory
-    view: Tensor
-    lane: _Lane
+    view: Tensor  # its copy
+
+    def __init__(self, buffer: torch.UntypedStorage) -> None:
+        self.tensor: weakref.ref[Tensor] | None = None
+        self.taken = 0  # the number of the sweep that the bytes are of
+        self.given_up = False  # whether the storage has another copy now, or is gone
+        self.buffer = buffer
+        self.views: dict[Any, Tensor] = {}  # by dtype, offset, shape and stride
 
 
 class Copies:
@@ -77,9 +150,9 @@ class Copies:
     """
 
     def __init__(self) -> None:
-        self._memories: dict[int, _Memory] = {}
-        self._known: dict[int, _Known] = {}
-        self._lanes: defaultdict[torch.device, _Lane] = defaultdict(_Lane)
+        self._memories: dict[int, _Memory] = {}  # by the addresses of what they are of
+        self._known: dict[int, _Memory] = {}  # by the ids of their tensors
+        self._lanes: dict[Any, _Lane] = {}  # by device; of small tensors by all that they have in common
         self._number = 0
         self._events: list[Any] = []
 
@@ -107,27 +180,47 @@ class Copies:
                 if sweep.odd:
                     odd.add(name)
             with torch.no_grad():
-                self._events = _copy(self._lanes)
+                for lane in self._lanes.values():
+                    lane.copy()
+            self._events = _recorded({lane.device for lane in self._lanes.values() if lane.sources})
+            self._seat()
         except RecursionError:
             raise CheckpointError("a state contains itself") from None
         finally:
             num_taken = sum(len(lane.sources) for lane in self._lanes.values())
             for lane in self._lanes.values():
-                lane.sources.clear()
-                lane.targets.clear()
+                lane.empty()
         self._forget(num_taken)
         return copied, odd
+
+    def _seat(self) -> None:
+        """Puts the copies of small tensors side by side, for the next time; those of this one stay where they are."""
+        rows = [row for row in self._lanes.values() if isinstance(row, _Row) and row.settles()]
+        if not rows:
+            return
+        memories = {id(memory.view): memory for memory in self._known.values()}
+        for row in rows:
+            alone = (
+                id(target) in memories and len(memories[id(target)].views) == 1 for target in row.targets
+            )
+            if not all(alone):
+                continue  # something else has its copy in the same memory
+            for old, seat in row.seat().items():
+                memory = memories[old]
+                memory.view, memory.buffer = seat, seat.untyped_storage()
+                memory.views = dict.fromkeys(memory.views, seat)
 
     def _forget(self, num_taken: int) -> None:
         """What was not met this time is gone; to hold its memory would be a second copy."""
         if num_taken == len(self._memories) and len(self._known) <= 2 * num_taken:
             return
-        for place in [place for place, memory in self._memories.items() if memory.taken != self._number]:
-            self._memories.pop(place).given_up = True
-        for name in [
-            name for name, each in self._known.items() if each.memory.given_up or each.tensor() is None
-        ]:
-            del self._known[name]
+        for address in [each for each, memory in self._memories.items() if memory.taken != self._number]:
+            self._memories.pop(address).given_up = True
+        self._known = {
+            id(memory.tensor()): memory  # type: ignore[misc]
+            for memory in self._known.values()
+            if not memory.given_up and not _is_gone(memory)
+        }
 
     def __reduce__(self) -> tuple[type[Copies], tuple[()]]:
         return Copies, ()  # a copy of it begins with memory of its own
@@ -144,13 +237,13 @@ class _Sweep:
     def __init__(
         self,
         memories: dict[int, _Memory],
-        known: dict[int, _Known],
-        lanes: defaultdict[torch.device, _Lane],
+        known: dict[int, _Memory],
+        lanes: dict[Any, _Lane],
         number: int,
     ) -> None:
         self.odd = self.bare = False
-        self._memories, self._known = memories, known
-        self._lanes = lanes
+        self._memories, self._known, self._lanes = memories, known, lanes
+        self._shapes: dict[torch.Size, torch.Size] = {}  # one object for all that are equal
         self._number = number
 
     def walk(self, value: Any) -> Any:
@@ -206,27 +299,23 @@ class _Sweep:
         return value.detach().to("cpu", copy=True)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        known = self._known.get(id(tensor))
-        if known is None or known.tensor() is not tensor:
-            return self._met_first(tensor)
-        memory = known.memory
-        storage = tensor.untyped_storage()  # it may have been exchanged, or have grown
+        memory = self._known.get(id(tensor))
         if (
-            storage._cdata != known.place
-            or storage.nbytes() != known.num_bytes
-            or known.dtype is not tensor.dtype
-            or known.shape != tensor.shape
+            memory is None
+            or memory.tensor() is not tensor  # type: ignore[misc]  # those that are known have one
+            or memory.address != tensor.data_ptr()  # its storage may have been exchanged, or have grown
+            or memory.dtype is not tensor.dtype
+            or memory.shape != tensor.shape
             or not tensor.is_contiguous()  # transposed in place since: what shares the memory would see it so
             or memory.given_up
         ):
             return self._met_first(tensor)
-        number, view = self._number, known.view
-        if memory.taken != number:
-            memory.taken = number
-            lane = known.lane
+        if memory.taken != self._number:
+            memory.taken = self._number
+            lane = memory.lane
             lane.sources.append(tensor)
-            lane.targets.append(view)
-        return view
+            lane.targets.append(memory.view)
+        return memory.view
 
     def _met_first(self, tensor: Tensor) -> Tensor:
         if (
@@ -240,12 +329,12 @@ class _Sweep:
         ):
             return self._odd(tensor)  # type: ignore[no-any-return]
         storage = tensor.untyped_storage()
-        place = storage._cdata
-        memory = self._memories.get(place)
-        if memory is None or (memory.taken != self._number and memory.buffer.nbytes() != storage.nbytes()):
+        address = storage.data_ptr()  # no two storages have the same at one time, but for those of no bytes
+        memory = self._memories.get(address)
+        if memory is None or memory.buffer.nbytes() != storage.nbytes():
             if memory is not None:
                 memory.given_up = True
-            memory = self._memories[place] = _Memory(_memory_for(storage))
+            memory = self._memories[address] = _Memory(_memory_for(storage))
         spot = (tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
         view = memory.views.get(spot)
         if view is None:
@@ -253,26 +342,43 @@ class _Sweep:
                 memory.views.clear()
             view = torch.empty(0, dtype=tensor.dtype).set_(memory.buffer, *spot[1:])
             memory.views[spot] = view
-        whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == storage.nbytes()
-        lane = self._lanes[tensor.device]
+        whole = tensor.is_contiguous() and tensor.nbytes == storage.nbytes()
         if memory.taken != self._number:
             memory.taken = self._number
+            lane = self._lane(tensor.device)
             lane.sources.append(tensor if whole else _bytes_of(storage))
             lane.targets.append(view if whole else _bytes_of(memory.buffer))
         if whole and not tensor.is_complex():  # such may become its own conjugate
-            self._known[id(tensor)] = _Known(
-                weakref.ref(tensor), tensor.dtype, tensor.shape, place, storage.nbytes(), memory, view, lane
-            )
+            self._know(tensor, memory, view)
         return view
 
+    def _know(self, tensor: Tensor, memory: _Memory, view: Tensor) -> None:
+        """Of the tensors that are all of one storage, one at a time is known."""
+        if not _is_gone(memory):
+            self._known.pop(id(memory.tensor()), None)  # type: ignore[misc]
+        self._known[id(tensor)] = memory
+        memory.tensor = weakref.ref(tensor)
+        memory.address, memory.dtype, memory.view = tensor.data_ptr(), tensor.dtype, view
+        memory.shape = self._shapes.setdefault(tensor.shape, tensor.shape)
+        small = tensor.dim() > 0 and 0 < tensor.nbytes <= _SMALL
+        memory.lane = self._lane(tensor.device, (tensor.dtype, tensor.shape[1:]) if small else ())
 
-def _copy(lanes: dict[torch.device, _Lane]) -> list[Any]:
-    """Copies all at once; returns what has to be waited for."""
+    def _lane(self, device: torch.device, row: tuple[Any, ...] = ()) -> _Lane:
+        lane = self._lanes.get((device, *row))
+        if lane is None:
+            lane = self._lanes[(device, *row)] = _Row(device) if row else _Lane(device)
+        return lane
+
+
+def _is_gone(memory: _Memory) -> bool:
+    """Whether no live tensor is known to be what it is of."""
+    return memory.tensor is None or memory.tensor() is None
+
+
+def _recorded(devices: set[torch.device]) -> list[Any]:
+    """What has to be waited for."""
     events = []
-    for device, lane in lanes.items():
-        if not lane.sources:
-            continue
-        torch._foreach_copy_(lane.targets, lane.sources, non_blocking=device.type == "cuda")
+    for device in devices:
         if device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))

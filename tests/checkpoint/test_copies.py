@@ -195,6 +195,64 @@ def test_what_is_seen_as_a_conjugate_and_as_it_is() -> None:
             assert torch.equal(taken[name].resolve_conj(), value.resolve_conj().resolve_neg()), name
 
 
+def together(tensors: dict[int, torch.Tensor]) -> set[tuple[int, ...]]:
+    """Which of them share their memory."""
+    places = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items() if tensor.numel()}
+    return {tuple(sorted(n for n in places if places[n] == place)) for place in places.values()}
+
+
+def test_many_small_ones_at_rest_are_copied_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is done to one of them in between, and each is a storage of its own in a file."""
+    kinds = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
+    shapes = ((3,), (5,), (2, 3), (4, 3), (7, 3, 2), (600,))
+    tensors = {
+        f"{kind}-{shape}-{again}": torch.empty(shape).uniform_(-9, 9).to(kind)
+        for kind in kinds
+        for shape in shapes
+        for again in range(3)
+    }
+    copies, joined = Copies(), 0
+    whole = torch.cat
+
+    def cat(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal joined
+        joined += 1
+        return whole(*args, **kwargs)
+
+    def alike() -> int:
+        """How many operations made one of many."""
+        nonlocal joined
+        joined = 0
+        for tensor in tensors.values():
+            tensor.copy_(torch.empty(tensor.shape).uniform_(-9, 9).to(tensor.dtype))
+        taken = copies.take({"a": dict(tensors)})[0]["a"]
+        for name, tensor in tensors.items():
+            assert torch.equal(taken[name], tensor), name
+            assert taken[name].untyped_storage().nbytes() == tensor.untyped_storage().nbytes()
+        return joined
+
+    monkeypatch.setattr(torch, "cat", cat)
+    rows = len(kinds) * 3  # by what follows the first dimension: nothing, 3, and 3 × 2
+    assert [alike() for _ in range(5)] == [0, 0, 0, rows, rows]
+    name = f"{torch.float32}-{(2, 3)}-1"
+    for change in (
+        lambda tensor: torch.zeros(2, 3),
+        lambda tensor: tensor.resize_(1, 3),
+        lambda tensor: tensor.resize_(9, 3),
+        lambda tensor: tensor.unsqueeze_(0),
+        lambda tensor: torch.zeros(2, 3, dtype=torch.int32),
+        lambda tensor: tensor.expand(4, 2, 3).contiguous()[1],
+    ):
+        tensors[name] = change(tensors[name])
+        assert alike() >= rows - 1  # one row waits until it has settled again
+        for _ in range(4):
+            alike()
+    tensors = dict(reversed(tensors.items()))
+    assert [alike() for _ in range(3)] == [0, 0, rows]
+    del tensors[f"{torch.float32}-{(2, 3)}-0"]
+    assert [alike() for _ in range(3)] == [rows - 1, rows - 1, rows]
+
+
 def test_random_histories_of_memory() -> None:
     """Freed, swapped, tied, resized, looked at in part, made anew: a copy is what a clone is."""
     for seed in range(60):
@@ -227,6 +285,10 @@ def test_random_histories_of_memory() -> None:
                     tensors[one] = tensors[two].detach()
                 elif tensors[two].numel() > 2:
                     tensors[one] = tensors[two][1:-1]
-            wanted = {name: tensor.clone() for name, tensor in tensors.items()}
-            taken = copies.take({"a": dict(tensors)})[0]["a"]
-            assert all(torch.equal(taken[name], wanted[name]) for name in tensors), seed
+            for _ in range(rng.choice([1, 1, 4])):  # at rest, small ones get their copies side by side
+                for tensor in tensors.values():
+                    if tensor.data_ptr() and rng.random() < 0.8:
+                        tensor.add_(1)
+                taken = copies.take({"a": dict(tensors)})[0]["a"]
+                assert all(torch.equal(taken[name], tensors[name]) for name in tensors), seed
+                assert together(taken) == together(tensors), seed

@@ -276,11 +276,15 @@ class _Summing:
         return self._queues.given.qsize()
 
     def wait(self) -> None:
-        """Returns when all pieces are in the sum; their memory is not looked at any more, also after an interrupt."""
+        """Returns when all pieces are in the sum; their memory is not looked at any more, also after an interrupt.
+
+        The thread is over before its time where a save that was broken off is found in a ring of objects: Python first
+        tells the weak references, which end the thread, and only then leaves the file's block. No sum is wanted then.
+        """
         interrupt: BaseException | None = None
         mark = _Mark()
         mark.passed = self._thread is None
-        while not mark.passed:
+        while not mark.passed and not self._queues.over:
             try:
                 self._queues.given.put(
                     mark
@@ -292,6 +296,8 @@ class _Summing:
                 interrupt = error
         if interrupt is not None:
             raise interrupt
+        if self._queues.error is not None:
+            raise self._queues.error
 
     def close(self) -> None:
         """Ends the thread, when all is summed."""
@@ -318,17 +324,22 @@ class _Queues:
         self.given: SimpleQueue[object] = SimpleQueue()  # pieces and marks; anything else is the end
         self.news: SimpleQueue[None] = SimpleQueue()  # one for each mark
         self.over = False
+        self.error: Exception | None = None  # it was over because of this
 
 
 def _sum(total: Any, queues: _Queues, _held: object) -> None:
-    while isinstance(piece := queues.given.get(), (memoryview, _Mark)):
-        if isinstance(piece, _Mark):
-            piece.passed = True
-            queues.news.put(None)
-        else:
-            total.update(piece)
-        del piece
-    queues.over = True
+    try:
+        while isinstance(piece := queues.given.get(), (memoryview, _Mark)):
+            if isinstance(piece, _Mark):
+                piece.passed = True
+                queues.news.put(None)
+            else:
+                total.update(piece)
+            del piece
+    except Exception as error:  # noqa: BLE001  # whatever it is, `wait` raises it
+        queues.error = error
+    finally:
+        queues.over = True
 
 
 def _with_path(error: OSError, path: Path) -> OSError:

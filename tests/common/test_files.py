@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import os
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,32 @@ def test_the_thread_that_sums_ends_with_the_file(tmp_path: Path, lasts: bool) ->
     while summing() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert not summing()
+
+
+def test_a_block_that_is_found_in_a_ring_of_objects_is_left(tmp_path: Path) -> None:
+    """As after a Ctrl-C in a save, in its traceback: the search ends the thread before it leaves the block."""
+
+    def save() -> Iterator[None]:
+        with SummedFile(tmp_path / "a") as file:
+            file.write(os.urandom(3 * CHUNK_BYTES))
+            yield
+
+    ring: list[object] = [save()]
+    next(ring[0])  # type: ignore[call-overload]
+    ring.append(ring)
+    del ring
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name == "brainlib-sum"]
+
+
+def test_what_fails_beside_is_raised_where_it_is_waited_for(tmp_path: Path) -> None:
+    class Full:
+        def update(self, piece: memoryview) -> None:
+            raise MemoryError("no room for a sum")
+
+    with pytest.raises(MemoryError, match="no room"), SummedFile(tmp_path / "a") as file:
+        file._sum = Full()
+        file.write(os.urandom(3 * CHUNK_BYTES))
 
 
 def test_what_can_be_made_anew_is_not_synced(tmp_path: Path) -> None:

@@ -66,21 +66,30 @@ class Agreed:
 
 
 class _Step(torch.nn.Module):
-    """What DDP wraps: the modules of a Brain, and the carrier. Its forward is the user's two methods."""
+    """What DDP wraps: the modules of a Brain, and the carrier. Its forward is the user's two methods.
 
-    def __init__(self, modules: torch.nn.Module, compute: Callable[[Any], tuple[Any, Tensor]]) -> None:
+    Args:
+        modules: what is trained.
+        compute: from a batch to outputs and loss.
+        searched: whether DDP follows the graph from what forward returns; it does not see a parameter at its end.
+    """
+
+    def __init__(
+        self, modules: torch.nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], searched: bool
+    ) -> None:
         super().__init__()
         self.trained = modules
         self.carrier = torch.nn.Parameter(torch.zeros(_NUM_CARRIED, **_kind_of_carrier(modules)))
         self._compute = compute
-        self.outputs: Any = None  # beside what forward returns, so that DDP does not search them
+        self._searched = searched
+        self.outputs: list[Any] = [None]  # beside what forward returns, so that DDP does not search them
 
     def forward(self, batch: Any, warming: bool) -> tuple[Tensor, Tensor]:
         if warming:
             loss = sum((p.sum() * 0 for p in self.trained.parameters() if p.requires_grad), torch.zeros(()))
         else:
-            self.outputs, loss = self._compute(batch)
-        return loss, self.carrier.clone()
+            self.outputs[0], loss = self._compute(batch)
+        return loss, self.carrier.clone() if self._searched else self.carrier
 
 
 def _kind_of_carrier(modules: torch.nn.Module) -> dict[str, Any]:
@@ -117,6 +126,11 @@ class Ranks:
         self._device = device
         self.agreed = Agreed(clock)
         self.step: Any = None  # DDP round the step, where `fit_batch` is ours
+        self._inside: Any = None  # what is in it
+        self._root: Tensor | None = None  # the weight of the last micro-batch, as a gradient
+        self._root_weight = math.nan
+        self._letter: Tensor | None = None  # what this rank tells the others, on a CPU
+        self._written: Any = None  # the same memory, for numpy
         self._signal: Callable[[], int] = lambda: 0  # what this process was asked to stop by
         self._ask: Callable[[int], None] = lambda signum: None  # another one was
         self.busy: Callable[[], bool] = lambda: False  # whether it is writing a checkpoint
@@ -228,7 +242,9 @@ class Ranks:
         self.unwrap()
         self._trained = trained
         if not one_by_one:
-            self.step = self._ddp(_Step(modules, compute))
+            options = self._options
+            self._inside = _Step(modules, compute, options.find_unused_parameters or options.static_graph)
+            self.step = self._ddp(self._inside)
             self._warm_up(self.step, modules)
             return
         names = [
@@ -287,7 +303,7 @@ class Ranks:
                 param.grad = None
             loss, carried = step(None, True)
             (loss + carried.sum()).backward()
-        step.module.carrier.grad = None
+        self._inside.carrier.grad = None
         for param, grad in zip(params, pending, strict=True):
             param.grad = grad
 
@@ -297,7 +313,8 @@ class Ranks:
             module._compiled_call_impl = module.__dict__.pop("_brainlib_unrouted")
         for wrapped in self._wrapped:
             wrapped._remove_autograd_hooks()
-        self._wrapped, self._routed, self._trained, self.step = [], [], [], None
+        self._wrapped, self._routed, self._trained = [], [], []
+        self.step = self._inside = self._root = self._letter = self._written = None
 
     def check_alike(self, modules: torch.nn.ModuleDict, when: str) -> None:
         """All ranks must have the same weights. All ranks.
@@ -333,9 +350,9 @@ class Ranks:
 
     def forward(self, batch: Any) -> tuple[Any, Tensor, Tensor]:
         """The user's two methods, inside what DDP wraps: outputs, loss, and the carrier to add to it."""
-        step = self.step
-        loss, carried = step(batch, False)
-        outputs, step.module.outputs = step.module.outputs, None
+        loss, carried = self.step(batch, False)
+        held = self._inside.outputs
+        outputs, held[0] = held[0], None
         return outputs, loss, carried
 
     def backward(
@@ -346,29 +363,45 @@ class Ranks:
         """
         roots, gradients = [], []
         if total.requires_grad or not closes:
-            roots, gradients = [total], [total.new_tensor(weight)]
+            roots, gradients = [total], [self._as_root(total, weight)]
         if closes:
             roots.append(carried)
             gradients.append(self._told(carried, loss, weight, run))
         torch.autograd.backward(roots, gradients)
 
+    def _as_root(self, total: Tensor, weight: float) -> Tensor:
+        """The weight as the gradient of `total`: mostly that of the last time."""
+        root = self._root
+        if (
+            root is None
+            or self._root_weight != weight
+            or root.dtype is not total.dtype
+            or root.device != total.device
+        ):
+            root, self._root_weight = total.new_tensor(weight), weight
+            self._root = root
+        return root
+
     def _told(self, carried: Tensor, loss: Tensor, weight: float, run: RunState) -> Tensor:
         """What this rank tells the others of the window. On an accelerator losses stay there."""
         on_host = loss.device.type == "cpu"
-        window = [*run.pending, (loss.detach(), weight)]
-        counting = [
-            (float(each) if on_host else each, its_weight) for each, its_weight in window if its_weight
-        ]
-        weights = sum(its_weight for _, its_weight in counting)
-        weighted, summed = (
-            sum(each * its_weight for each, its_weight in counting),
-            sum(each for each, _ in counting),
-        )
-        told: list[float] = [weights, 0.0, 0.0, float(len(counting)), *self._flags()]
-        told.append(self.world.size if self.world.is_main else 0.0)
-        if on_host or not counting:
-            told[_WEIGHTED_LOSS], told[_LOSS] = float(weighted), float(summed)
-            return carried.new_tensor(told)
+        weights = weighted = summed = num = 0.0
+        for each, its_weight in [*run.pending, (loss.detach(), weight)]:
+            if its_weight:
+                value: Any = float(each) if on_host else each
+                weights += its_weight
+                weighted += value * its_weight
+                summed += value
+                num += 1.0
+        main = self.world.is_main
+        told = [weights, weighted, summed, num, *self._flags(), self.world.size if main else 0.0]
+        if carried.device.type == "cpu" and on_host:
+            if self._letter is None:
+                self._letter = torch.empty_like(carried, requires_grad=False)
+                self._written = self._letter.numpy()
+            self._written[:] = told
+            return self._letter
+        told[_WEIGHTED_LOSS] = told[_LOSS] = 0.0
         gradient = carried.new_tensor(told)
         gradient[_WEIGHTED_LOSS], gradient[_LOSS] = weighted, summed
         return gradient
@@ -406,7 +439,7 @@ class Ranks:
             link().peers.explain(error)
 
     def _arrived(self) -> list[float]:
-        carrier = self.step.module.carrier
+        carrier = self._inside.carrier
         told = carrier.grad.tolist() if carrier.grad is not None else [math.nan] * _NUM_CARRIED
         carrier.grad = None
         if (
@@ -418,12 +451,13 @@ class Ranks:
                 f"rank {self.world.rank}. If a step may leave parameters out, set find_unused_parameters: true; "
                 "if they are never used, freeze them with requires_grad_(False)."
             )
-        return [value * self.world.size for value in told]
+        size = self.world.size
+        return [value * size for value in told]
 
     def _unused(self) -> str:
         lacking = [
             name
-            for name, param in self.step.module.trained.named_parameters()
+            for name, param in self._inside.trained.named_parameters()
             if param.requires_grad and param.grad is None
         ]
         return f"the parameters {quoted(lacking[:8])}" if lacking else "some parameter"

@@ -21,6 +21,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
+    "tutorials/README.md": "tutorials.md",
 }
 DOORS = ("brainlib/__init__.py", "brainlib/audio/__init__.py")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")

@@ -135,6 +135,7 @@ def say_how(
     seed: int,
     own_steps: bool = False,
     num_processes: int = 1,
+    has_optimizer: bool = True,
 ) -> None:
     """The line with which a run starts; `own_steps`: whether the user's fit_batch may step without optimizers_step."""
     where = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else f"{device}"
@@ -144,7 +145,9 @@ def say_how(
         if options.max_grad_norm is None
         else f"gradients clipped to norm {options.max_grad_norm:g}"
     )
-    if own_steps and options.max_grad_norm is not None:
+    if own_steps and not has_optimizer:
+        clip = "no optimizer: updates are what your fit_batch counts, self.optimizer_step += 1"
+    elif own_steps and options.max_grad_norm is not None:
         clip += " where your fit_batch calls optimizers_step"
     differing = ", ".join(f"{name}={value!r}" for name, value in options.differing().items())
     logger.info(

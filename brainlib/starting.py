@@ -179,6 +179,7 @@ def settle_in(brain: Brain) -> None:
         brain._seed,
         own_steps=brain._custom_fit_batch,
         num_processes=brain._world.size,
+        has_optimizer=bool(brain._optimizers.found),
     )
     if not brain._custom_fit_batch and any(
         isinstance(o, torch.optim.LBFGS) for o in brain._optimizers.found.values()

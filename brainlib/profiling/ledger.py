@@ -140,16 +140,17 @@ class Ledger:
             )
         if "mfu" in rates:
             speed += f", MFU {rates['mfu']:.2%}"
-        logger.info("the fit took %.2f s: %s%s", self.total, in_words(self.seconds), speed)
+        logger.info("the fit took %.2f s%s%s", self.total, in_words(self.seconds), speed)
 
 
 def in_words(seconds: Mapping[str, float]) -> str:
-    """The parts that are worth a word.
+    """The parts that are worth a word, behind a colon; nothing of a moment.
 
-    >>> in_words({"start": 0.351, "hooks": 0.0, "left over": 0.01})
-    'start 0.35, left over 0.01'
+    >>> in_words({"start": 0.351, "hooks": 0.0, "left over": 0.01}), in_words({"start": 0.001})
+    (': start 0.35, left over 0.01', '')
     """
-    return ", ".join(f"{name} {each:.2f}" for name, each in seconds.items() if each >= 0.005)
+    told = ", ".join(f"{name} {each:.2f}" for name, each in seconds.items() if each >= 0.005)
+    return f": {told}" if told else ""
 
 
 def _not_at_all() -> float:

@@ -153,7 +153,7 @@ class RunLedger:
         seconds = self.seconds()
         total, effective = sum(seconds.values()), sum(seconds[name] for name in EFFECTIVE)
         logger.info(
-            "the run took %.2f s in %d start%s: %s; %d updates, %.1f a second; "
+            "the run took %.2f s in %d start%s%s; %d updates, %.1f a second; "
             "effective training time %.2f s (%.1f %%)",
             total,
             self.num_starts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,6 +132,55 @@ def test_a_brain_without_optimizer_can_run_its_loop() -> None:
     brain.fit(range(1), data)
     assert brain.optimizer_step == 0
     assert brain.loss == pytest.approx(sum(float(batch["x"].sum()) for batch in data) / 2)
+
+
+class KMeans(bl.Brain):
+    """What it learns are buffers; it counts its updates itself. Dies after `dies_at` of them."""
+
+    dies_at: int | None = None
+
+    def compute_forward(self, batch: Batch, stage: bl.Stage) -> torch.Tensor:
+        return torch.cdist(batch["x"], self.modules.model.centers).square()
+
+    def compute_objectives(self, predictions: torch.Tensor, batch: Batch, stage: bl.Stage) -> torch.Tensor:
+        return predictions.amin(1).mean()
+
+    def fit_batch(self, batch: Batch) -> torch.Tensor:
+        model, distances = self.modules.model, self.compute_forward(batch, TRAIN)
+        model.seen += torch.bincount(distances.argmin(1), minlength=len(model.seen))
+        for point, nearest in zip(batch["x"], distances.argmin(1), strict=True):
+            model.centers[nearest] += (point - model.centers[nearest]) / model.seen[nearest]
+        self.optimizer_step += 1
+        if self.optimizer_step == self.dies_at:
+            raise RuntimeError("the power goes")
+        return self.compute_objectives(distances, batch, TRAIN)
+
+
+def kmeans(folder: Path | None = None, **options: Any) -> Any:
+    model = nn.Module()
+    model.register_buffer("centers", torch.eye(3, dtype=torch.float64))
+    model.register_buffer("seen", torch.zeros(3))
+    checkpointer = None if folder is None else bl.Checkpointer(folder)
+    return small(KMeans, model=model, opt_class=None, checkpointer=checkpointer, **options)
+
+
+def test_a_brain_without_gradients_counts_its_updates_and_goes_on_inside_an_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="brainlib")
+    data, whole = batches(*[4] * 7), kmeans()
+    whole.fit(range(3), data, data[:1])
+    assert whole.optimizer_step == 21 and "update 21" in caplog.text
+    assert "no optimizer: updates are what your fit_batch counts" in caplog.text
+    cut = kmeans(tmp_path, ckpt_interval_steps=5, ckpt_async=False)
+    cut.dies_at = 12
+    with pytest.raises(RuntimeError, match="the power goes"):
+        cut.fit(range(3), data, data[:1])
+    assert bl.Checkpointer(tmp_path).newest().path.name == "step-00000010"  # type: ignore[union-attr]
+    resumed = kmeans(tmp_path)
+    resumed.fit(range(3), data, data[:1])
+    assert resumed.optimizer_step == 21 and resumed.run_state.epoch == 3
+    assert same(whole.modules.model.buffers(), resumed.modules.model.buffers())
 
 
 def test_a_user_who_counts_steps_himself_is_not_counted_twice() -> None:

@@ -1112,7 +1112,7 @@ class Brain:
             meta = {"epoch": epoch, "optimizer_step": run.optimizer_step}
             train = {"loss": losses["train_loss"]}
             valid = {"loss": losses["valid_loss"]} if "valid_loss" in losses else None
-            self._epochs.closes(run.epoch + 1)
+            self._epochs.closes(run.epoch + 1, run.fit)
             self._epochs.hear("", meta, {"train": train, **({"valid": valid} if valid else {})})
             for log in self.loggers:
                 log.log_stats(meta, train, valid)

@@ -242,6 +242,7 @@ class BrainState:
             "ranks": self.parts,
             "ledger": brain._run_ledger.state(),
             "epochs": brain._epochs.state(),
+            "closed_epochs": brain._epochs.state_of_closed(),
         }
 
     # ---- what each rank alone knows
@@ -305,7 +306,8 @@ class BrainState:
             )
         brain._outer.run.load_state_dict(state["run"])
         brain._run_ledger.load(state.get("ledger"))  # not in checkpoints of before there was one
-        brain._epochs.load(state.get("epochs"))  # not in checkpoints of before there was a line
+        # Neither is in checkpoints of before there was a line.
+        brain._epochs.load(state.get("epochs"), state.get("closed_epochs"))
         if not self.loaded:  # later loads apply the same checkpoint once more
             self._say_what_differs(state)
         brain._seed = state["seed"]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["EpochLines", "Track"]
+__all__ = ["ClosedEpoch", "EpochLines", "Track"]
 
 MOST = 12  # numbers in a line; there may be some for each class
 AXES = ("epoch", "step", "optimizer_step")  # meta values that say where, which the line does by itself
@@ -40,10 +40,23 @@ class Track:
         return Track(value, lowest, highest)
 
 
+class ClosedEpoch(NamedTuple):
+    """What was measured at the end of an epoch; epochs are counted from 1 in each fit.
+
+    >>> ClosedEpoch(0, 1, {"train loss": 0.5}).numbers
+    {'train loss': 0.5}
+    """
+
+    fit: int
+    epoch: int
+    numbers: dict[str, float]
+
+
 @dataclass
 class _Open:
     """The epoch that is about to close."""
 
+    fit: int = 0
     epoch: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
     beside: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +88,7 @@ class EpochLines:
         self._open: _Open | None = None
         self.places: dict[str, None] = {}  # where loggers have written, in order
         self.num_said = 0  # epochs that this process has closed in the fit
+        self.closed: list[ClosedEpoch] = []  # of all fits of the run, also of the processes before this one
 
     def begin_fit(self) -> None:
         """Another fit: its numbers are compared with none before."""
@@ -84,9 +98,9 @@ class EpochLines:
         """An epoch begins, or goes on."""
         self._since = self._clock()
 
-    def closes(self, epoch: int) -> None:
+    def closes(self, epoch: int, fit: int = 0) -> None:
         """What is heard from now on is about the end of this epoch, counted from 1."""
-        self._open = _Open(epoch)
+        self._open = _Open(fit, epoch)
 
     def hear(self, place: str, meta: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
         """A logger was told something."""
@@ -117,7 +131,7 @@ class EpochLines:
         if (rest := len(now.numbers) - MOST) > 0:
             parts.append(f"and {rest} more")
         beside = [f"{name} {_short(value)}" for name, value in list(now.beside.items())[:MOST]]
-        self._tracks, self._open = self._with(now), None
+        self._tracks, self.closed, self._open = self._with(now), self._closed_with(now), None
         self.num_said += 1
         took = f"{self._clock() - self._since:.1f} s"
         return f"{epoch}: " + "; ".join([", ".join(parts), *beside, took])
@@ -136,9 +150,16 @@ class EpochLines:
         tracks = self._tracks if self._open is None else self._with(self._open)
         return {name: [track.last, *track.lowest, *track.highest] for name, track in tracks.items()}
 
-    def load(self, state: Mapping[str, list[float]] | None) -> None:
-        """Go on from there; None: from a checkpoint of before there was a line."""
+    def state_of_closed(self) -> list[list[Any]]:
+        """The same of the numbers of all closed epochs."""
+        return [list(each) for each in (self.closed if self._open is None else self._closed_with(self._open))]
+
+    def load(
+        self, state: Mapping[str, list[float]] | None, closed: Iterable[Sequence[Any]] | None = None
+    ) -> None:
+        """Go on from there; None: from a checkpoint of before there was a line, or of before all numbers were kept."""
         self._open = None
+        self.closed = [ClosedEpoch(*each) for each in closed or ()]
         self._tracks = {
             name: Track(last, (low, int(low_epoch)), (high, int(high_epoch)))
             for name, (last, low, low_epoch, high, high_epoch) in (state or {}).items()
@@ -153,6 +174,12 @@ class EpochLines:
             fresh = Track(value, (value, now.epoch), (value, now.epoch))
             tracks[name] = fresh if track is None else track.with_one_more(value, now.epoch)
         return tracks
+
+    def _closed_with(self, now: _Open) -> list[ClosedEpoch]:
+        if not now.epoch:  # nothing was measured
+            return self.closed
+        before = [each for each in self.closed if each[:2] < (now.fit, now.epoch)]
+        return [*before, ClosedEpoch(now.fit, now.epoch, dict(list(now.numbers.items())[:MOST]))]
 
     def _marks(self, name: str, value: float, now: _Open, criterion: Criterion | None) -> str:
         track = self._tracks.get(name)

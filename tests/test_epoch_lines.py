@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from brainlib.epoch_lines import EpochLines
+from brainlib.epoch_lines import ClosedEpoch, EpochLines
 
 
 def lines(
@@ -74,12 +74,25 @@ def test_a_checkpoint_holds_what_the_next_line_needs(taken: str) -> None:
     made.hear("", {}, {"valid": {"loss": 0.5, "infinite": math.inf}})
     if taken == "when it is closed":
         made.close("epoch 1")
-    state = json.loads(json.dumps(made.state()))
+    state, closed = json.loads(json.dumps([made.state(), made.state_of_closed()]))
     other = EpochLines(clock=lambda: 0.0)
-    other.load(state)
+    other.load(state, closed)
+    assert other.closed == [ClosedEpoch(0, 1, {"valid loss": 0.5, "valid infinite": math.inf})]
     assert other.best() == ["valid loss 0.5 in epoch 1"]
     other.closes(2)
     other.hear("", {}, {"valid": {"loss": 0.25}})
     assert other.close("epoch 2") == "epoch 2: valid loss 0.25 (-0.25, best); 0.0 s"
+    assert [each.numbers["valid loss"] for each in other.closed] == [0.5, 0.25]
     other.load(None)
-    assert other.best() == []
+    assert other.best() == [] and other.closed == []
+
+
+def test_an_epoch_that_is_closed_again_replaces_itself_and_all_after_it() -> None:
+    """As after a resume from a checkpoint of before it."""
+    made = EpochLines(clock=lambda: 0.0)
+    for fit, epoch, loss in ((0, 1, 3.0), (0, 2, 2.0), (1, 1, 1.0), (0, 2, 2.5)):
+        made.closes(epoch, fit)
+        made.hear("", {}, {"train": {"loss": loss}})
+        made.close("")
+    made.close("an epoch in which nothing was measured")
+    assert made.closed == [ClosedEpoch(0, 1, {"train loss": 3.0}), ClosedEpoch(0, 2, {"train loss": 2.5})]

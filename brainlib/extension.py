@@ -39,7 +39,9 @@ class Extension:
             write values take 300, those that change them 200, those that only read 100 (the default), what
             saves the run below 0.
 
-    A subclass may set the three as class attributes instead, and need not call ``super().__init__``.
+    A subclass may set the three as class attributes instead, and need not call ``super().__init__``. One that only
+    looks on and has nothing to remember sets ``kept = False``: a checkpoint then knows nothing of it, and it may come
+    and go.
 
     Example:
         >>> class Count(Extension):
@@ -58,6 +60,7 @@ class Extension:
     trigger: TriggerSpec = (1, "step")
     priority: int = 100
     name: str | None = None
+    kept: bool = True  # whether its state, and that of its trigger, are part of a checkpoint
 
     def __init__(
         self,
@@ -337,8 +340,11 @@ class Extensions:
                 "trigger": {"kind": type(trigger).__name__, "state": trigger.state_dict()},
                 "state": extension.state_dict(),
             }
-            for name, (extension, trigger) in self._items.items()
+            for name, (extension, trigger) in self._kept().items()
         }
+
+    def _kept(self) -> dict[str, tuple[Extension, Trigger]]:
+        return {name: item for name, item in self._items.items() if item[0].kept}
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
         """Put back what `state_dict` returned.
@@ -361,12 +367,14 @@ class Extensions:
                     f"the saved state of the extension {name!r} has the keys {quoted(sorted(entry))}, not "
                     "'state', 'trigger'"
                 )
-        if new := [name for name in self._items if name not in state]:
+        if new := [name for name in self._kept() if name not in state]:
             logger.warning(
                 "the checkpoint knows nothing of the extensions %s: they start afresh", quoted(new)
             )
         for name, entry in state.items():
             extension, trigger = self._items[name]
+            if not extension.kept:
+                continue  # of before it only looked on
             if entry["trigger"]["kind"] == type(trigger).__name__:
                 trigger.load_state_dict(entry["trigger"]["state"])
             extension.load_state_dict(entry["state"])

@@ -233,6 +233,22 @@ def test_first_k_save_restore_rest_equals_all(cut: int) -> None:
     assert second.extensions.state_dict() == whole.extensions.state_dict()
 
 
+def test_one_that_is_not_kept_comes_and_goes(caplog: pytest.LogCaptureFixture) -> None:
+    class Looks(Counting):
+        kept = False
+
+    looks = Looks()
+    state = Extensions([looks, Counting()]).state_dict()
+    assert list(state) == ["Counting"]
+    Extensions([Counting()]).load_state_dict(state)  # it has gone
+    Extensions([Counting(), Looks()]).load_state_dict(state)  # it has come, and nothing is said
+    assert not caplog.records
+    before = Extensions([Counting(name="Looks"), Counting()]).state_dict()  # of when it was still kept
+    before["Looks"]["state"]["total"] = 5
+    Extensions([looks, Counting()]).load_state_dict(before)
+    assert looks.total == 0
+
+
 def test_one_that_saves_is_not_due_again_and_those_after_it_are_made_up_for() -> None:
     saved: dict[str, Any] = {}
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.logs import logger
+from brainlib.common.notebook import in_notebook
 from brainlib.progress_options import ProgressOptions
 
 if TYPE_CHECKING:
@@ -228,20 +229,20 @@ class Progress:
 
         # One that cannot draw over a line says so: TERM=dumb.
         terminal = bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
-        notebook = self._stream is None and not terminal and _in_notebook()
+        notebook = self._stream is None and not terminal and in_notebook()
         if not terminal and not notebook:
             return _FileBar(stage_name, stream, total, initial, FILE_INTERVAL, self._clock)
 
         def make() -> tqdm[Any]:
-            return _tqdm_class(
-                notebook
-            )(
+            return _tqdm_class(notebook)(
                 total=total,
                 initial=initial,
                 desc=stage_name,
                 unit="batch",
                 file=None if notebook else stream,
-                leave=None,  # a bar below another one (a validation in the middle of an epoch) goes away at its end
+                # A bar below another one (a validation in the middle of an epoch) goes away at its end. In a notebook
+                # that of each epoch does, too: what stays is the line of the epoch.
+                leave=False if notebook and stage_name != "test" else None,
                 dynamic_ncols=True,
                 colour=self._color(stage_name),
             )
@@ -259,10 +260,3 @@ def _tqdm_class(notebook: bool) -> type[tqdm[Any]]:
     widgets = notebook and importlib.util.find_spec("ipywidgets") is not None
     base: Any = importlib.import_module("tqdm.notebook" if widgets else "tqdm").tqdm
     return type("tqdm", (base,), {"monitor_interval": 0})
-
-
-def _in_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel, asked without importing one."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and getattr(shell, "kernel", None) is not None

@@ -20,8 +20,10 @@ from typing import Any, TextIO
 import pytest
 
 from brainlib.common.logs import logger
+from brainlib.common.notebook import in_notebook
 from brainlib.progress import MAX_STRIDE, Bar, Progress, _tqdm_class
 from brainlib.progress_options import ProgressOptions
+from tests.screen import on_the_page
 
 
 class Clock:
@@ -54,14 +56,8 @@ class Terminal:
         return self._read.replace(b"\0", b"").decode()
 
     def lines(self) -> list[str]:
-        """What stands on the screen: a carriage return writes over the line."""
-        screen = []
-        for line in self.text().replace("\r\n", "\n").split("\n"):
-            shown = ""
-            for part in line.split("\r"):
-                shown = part + shown[len(part) :]
-            screen.append(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown).rstrip())
-        return screen
+        """What stands on the screen."""
+        return on_the_page(self.text())
 
     def close(self) -> None:
         self.stream.close()
@@ -355,10 +351,31 @@ def in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def test_a_notebook_without_widgets_gets_a_bar_that_is_drawn_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     stream = in_a_notebook(monkeypatch)
-    with Progress().bar("train", total=2) as bar:
+    with Progress().bar("test", total=2) as bar:
         bar.advance(half)
         bar.advance(half)
-    assert stream.getvalue().count("\n") == 1 and "\rtrain: 100%" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1 and "\rtest: 100%" in stream.getvalue()
+
+
+@pytest.mark.parametrize("stage", ["train", "valid"])
+def test_in_a_notebook_the_bar_of_an_epoch_goes_and_its_line_stays(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    stream = in_a_notebook(monkeypatch)
+    with Progress().bar(stage, total=1) as bar:
+        bar.advance(half)
+    stream.write("epoch 1/3: train loss 0.5\n")
+    assert on_the_page(stream.getvalue()) == ["epoch 1/3: train loss 0.5", ""]
+
+
+def test_a_process_forked_from_a_kernel_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it displays does not arrive: `bl.spawn` in a notebook."""
+    shell = SimpleNamespace(kernel=SimpleNamespace(session=SimpleNamespace(pid=os.getpid())))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    assert in_notebook()
+    shell.kernel.session.pid += 1
+    assert not in_notebook()
 
 
 def test_a_notebook_with_widgets_gets_the_widget(monkeypatch: pytest.MonkeyPatch) -> None:

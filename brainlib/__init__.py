@@ -42,6 +42,7 @@ from brainlib.epoch_counter import EpochCounter, EpochCounterWithStopper
 from brainlib.experiment import write_results
 from brainlib.extension import Extension, make_extension
 from brainlib.learning_rate import LearningRate
+from brainlib.live_curve import LiveCurve
 from brainlib.loggers import (
     CSVLogger,
     FileTrainLogger,
@@ -103,6 +104,7 @@ __all__ = [
     "JsonlLogger",
     "LearningRate",
     "LimitTrigger",
+    "LiveCurve",
     "MetricStats",
     "MlflowLogger",
     "NewBob",

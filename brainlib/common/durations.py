@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["as_clock", "seconds_of"]
+__all__ = ["as_clock", "meant_by", "seconds_of"]
 
 # 1-12:00:00, 1-12:00 and 1-12 (days-hours:minutes:seconds) as SLURM has it; 1:12:00:00 and 12:00:00 as trainers do.
 _WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
 _COLONS = re.compile(r"(?:(\d+):)?(\d+):(\d+):(\d+)")
+_ONE_COLON = re.compile(r"(\d+):(\d+)")
+_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?(s(?=$|ec)|m(?=$|in)|h(?=$|r|our)|d(?=$|ay))[a-z]*", re.IGNORECASE)
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds_of(text: str) -> float | None:
@@ -27,6 +30,23 @@ def seconds_of(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def meant_by(text: str) -> str:
+    """What a text that `seconds_of` refuses may have meant, and how that is written; "" where nobody could say.
+
+    >>> meant_by("1:30")
+    "'1:30' may be hours and minutes or minutes and seconds: write 1:30:00, or 0:01:30"
+    >>> meant_by("1.5h"), meant_by("90 min"), meant_by("90 ms")
+    ("for '1.5h' write 1:30:00", "for '90 min' write 1:30:00", '')
+    """
+    if match := _ONE_COLON.fullmatch(text.strip()):
+        first, second = (int(part) for part in match.groups())
+        one, other = as_clock((first * 60 + second) * 60), as_clock(first * 60 + second)
+        return f"{text!r} may be hours and minutes or minutes and seconds: write {one}, or {other}"
+    if match := _WITH_UNIT.fullmatch(text.strip()):
+        return f"for {text!r} write {as_clock(float(match[1]) * _UNITS[match[2].lower()])}"
+    return ""
 
 
 def as_clock(seconds: float) -> str:

@@ -20,7 +20,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from brainlib.common.durations import seconds_of
+from brainlib.common.durations import meant_by, seconds_of
 from brainlib.common.errors import nearest, quoted
 
 __all__ = ["Option", "OptionGroup", "Seconds", "Settings", "option", "options_of", "same_name"]
@@ -161,7 +161,7 @@ class Option:
                 int: "a whole number",
                 float: "a number",
                 str: "a text",
-                Seconds: "seconds, or a text such as 1-12:00:00",
+                Seconds: "seconds, or a text such as 1-12:00:00 (days-hours:minutes:seconds) or 0:30:00",
                 Settings: "a text such as key=value; key=value",
             }.get(self.kind, "a list of names" if self.is_list else "names with values")
         if self.minimum is not None:
@@ -192,15 +192,23 @@ class Option:
             value = scalar()  # numpy's and torch's scalars are as good as Python's
         result = self._convert(value)
         if result is _REFUSED or (self.minimum is not None and result is not None and result < self.minimum):
-            hint = nearest(value, self.choices) if isinstance(value, str) and self.choices else ""
             raise ValueError(
-                f"The option {self.name!r} ({where}) is {value!r}, but it takes {self.takes}.{hint}"
+                f"The option {self.name!r} ({where}) is {value!r}, but it takes {self.takes}.{self._hint(value)}"
             )
         if self.instead and result != self.default:
             raise ValueError(
                 f"The option {self.name!r} ({where}) is {value!r}, but brainlib has no such thing. {self.instead}"
             )
         return result
+
+    def _hint(self, value: Any) -> str:
+        """What a refused value may have meant, as a sentence with a space before it."""
+        if not isinstance(value, str):
+            return ""
+        if self.kind is Seconds:
+            meant = meant_by(value)
+            return f" {meant[0].upper()}{meant[1:]}." if meant else ""
+        return nearest(value, self.choices) if self.choices else ""
 
     def _convert(self, value: Any) -> Any:
         none = _NONE[:-1] if self.kind is Settings else _NONE

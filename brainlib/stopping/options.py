@@ -27,7 +27,9 @@ class StoppingOptions(OptionGroup):
     max_time: Seconds | None = option(
         None,
         "How long the run may train, over all its restarts: seconds, hours:minutes:seconds, or "
-        "days-hours:minutes:seconds. Then it is saved and fit returns. null: no limit.",
+        "days-hours:minutes:seconds. What counts is the time inside fit, from its first line on: its start, hooks, "
+        "validations and saves, too; imports, the preparation of data and evaluate do not. Then the run is saved and "
+        "fit returns. null: no limit.",
         ours=True,
         minimum=0,
     )

@@ -161,3 +161,47 @@ def test_ways_to_say_it(given: Any, seconds: float) -> None:
 def test_what_is_no_length_of_time(given: Any) -> None:
     with pytest.raises(ValueError, match="'max_time' .* is .*it takes seconds, or a text such as 1-12:00:00"):
         bl.RunOptions.resolve(hparams={"run_opts": {"max_time": given}})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("1:00", "write 1:00:00, or 0:01:00"),
+        ("0:45", "write 0:45:00, or 0:00:45"),
+        ("90:00", "write 3-18:00:00, or 1:30:00"),
+        ("1h", "write 1:00:00"),
+        ("90 minutes", "write 1:30:00"),
+        ("45s", "write 0:00:45"),
+        ("2 Days", "write 2-0:00:00"),
+    ],
+)
+def test_the_error_says_how_what_may_be_meant_is_written(given: str, meant: str) -> None:
+    with pytest.raises(ValueError, match="it takes seconds, or a text such as") as caught:
+        bl.RunOptions.resolve(hparams={"run_opts": {"max_time": given}})
+    assert f"{given!r}" in str(caught.value) and str(caught.value).endswith(f"{meant}.")
+    advised = meant.removeprefix("write ").split(", or ")
+    for text in advised:  # what is advised is taken
+        assert bl.RunOptions.resolve(hparams={"run_opts": {"max_time": text}}).max_time
+
+
+@pytest.mark.parametrize("given", ["soon", "1:00:00:00:00", "5 ms", "::", "-1:00:00", [1, 30], {"hours": 1}])
+def test_nothing_is_guessed_where_nobody_could_say(given: Any) -> None:
+    with pytest.raises(ValueError, match="it takes seconds, or a text such as .*, or null\\.$"):
+        bl.RunOptions.resolve(hparams={"run_opts": {"max_time": given}})
+
+
+def test_what_is_before_the_first_batch_counts_and_what_is_outside_of_fit_does_not(tmp_path: Path) -> None:
+    brain, clock = timed(Plain, tmp_path, max_time=1000)
+    original = brain.on_fit_start
+
+    def on_fit_start() -> None:
+        clock.now += 100  # such as compiling
+        original()
+
+    brain.on_fit_start = on_fit_start  # type: ignore[method-assign]
+    clock.now += 5000
+    one_fit(brain)
+    batches = brain.run_state.elapsed() - 100
+    assert 0 < batches < 100
+    brain.evaluate(VALID)
+    assert brain.run_state.elapsed() == 100 + batches

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from brainlib.checkpoint.retention import by_metric, rank
+from brainlib.common.counted import counted
 from brainlib.common.logs import logger
 from brainlib.options import RunOptions
 from brainlib.run_state import RunState
@@ -41,7 +42,7 @@ def parameter_line(modules: torch.nn.Module) -> str:
     '110 trainable of 110 parameters'
     """
     total, trained = _count(modules)
-    return f"{trained:,} trainable of {total:,} parameters"
+    return f"{trained:,} trainable of {counted(total, 'parameter', spec=',')}"
 
 
 def _count(module: torch.nn.Module) -> tuple[int, int]:
@@ -79,8 +80,8 @@ def _data(known: dict[str, int], num_batches: int | None) -> str:
     >>> _data({"items": 1797, "batch_size": 64, "batches": 29}, 29)
     '29 batches (1,797 items, 64 a batch)'
     """
-    batches = "of unknown length" if num_batches is None else f"{num_batches:,} batches"
-    items = [f"{known['items']:,} items"] if "items" in known else []
+    batches = "of unknown length" if num_batches is None else counted(num_batches, "batch", "batches", ",")
+    items = [counted(known["items"], "item", spec=",")] if "items" in known else []
     items += [f"{known['batch_size']:,} a batch"] if "batch_size" in known else []
     return batches + (f" ({', '.join(items)})" if items else "")
 
@@ -103,10 +104,10 @@ def say_done(brain: Brain) -> None:
     if not brain._epochs.num_said or not brain._world.is_main:
         return
     run = brain._outer.run
-    logger.info("fit %d is done: %d epochs, update %d", run.fit, run.epoch, run.optimizer_step)
+    logger.info("fit %d is done: %s, update %d", run.fit, counted(run.epoch, "epoch"), run.optimizer_step)
     for name, told in (
         ("best", brain._epochs.best(_criterion(brain))),
-        ("checkpoints", _checkpoints(brain.checkpointer)),
+        ("checkpoints", _checkpoints(brain)),
         ("written", [*([f"{brain._experiment}"] if brain._experiment else []), *brain._epochs.places]),
     ):
         if told:
@@ -117,9 +118,14 @@ def _criterion(brain: Brain) -> Any:
     return None if brain.checkpointer is None else brain.checkpointer.criterion
 
 
-def _checkpoints(checkpointer: Checkpointer | None) -> list[str]:
+def _checkpoints(brain: Brain) -> list[str]:
+    checkpointer = brain.checkpointer
     if checkpointer is None or checkpointer.written is None:
         return []
+    if brain._is_trial:  # they go with the Brain
+        if not brain._options.debug:
+            return ["none is kept of a benchmark run"]
+        return ["none is kept of a debug run (debug_persistently keeps them)"]
     told = [f"{checkpointer.checkpoints_dir}", f"newest {checkpointer.written.path.name}"]
     if (criterion := checkpointer.criterion) is not None:
         kind, key = criterion
@@ -181,7 +187,11 @@ def standing(run: RunState) -> str:
     >>> standing(run)
     'fit 0, 0 epochs closed, update 0'
     """
-    where = f"epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"{run.epoch} epochs closed"
+    where = (
+        f"epoch {run.epoch + 1}, after batch {run.step}"
+        if run.step
+        else f"{counted(run.epoch, 'epoch')} closed"
+    )
     return f"fit {run.fit}, {where}, update {run.optimizer_step}"
 
 
@@ -235,7 +245,8 @@ def say_finished(epoch_counter: Any, run: RunState, limit_reached: bool) -> None
     """Why a fit had no epoch to train."""
     if limit_reached:
         logger.info(
-            "nothing to do: the run has made its %d updates (optimizer_step_limit)", run.optimizer_step
+            "nothing to do: the run has made its %s (optimizer_step_limit)",
+            counted(run.optimizer_step, "update"),
         )
     elif hasattr(epoch_counter, "limit"):
         logger.info(
@@ -245,7 +256,11 @@ def say_finished(epoch_counter: Any, run: RunState, limit_reached: bool) -> None
             epoch_counter.limit,
         )
     elif run.epoch:
-        logger.info("nothing to do: fit %d is finished, all its %d epochs are closed", run.fit, run.epoch)
+        logger.info(
+            "nothing to do: fit %d is finished, %s",
+            run.fit,
+            f"all its {run.epoch} epochs are closed" if run.epoch > 1 else "its one epoch is closed",
+        )
     else:
         logger.warning("nothing to do: %r holds no epoch", epoch_counter)
 

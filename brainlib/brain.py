@@ -26,6 +26,7 @@ from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved
 from brainlib.brain_state import MID_EPOCH_VALIDATION, NUM_SNAPSHOTS, BrainState
 from brainlib.checks.overfit import FirstBatches
 from brainlib.common.asked import asked
+from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
@@ -587,7 +588,9 @@ class Brain:
                         logger.warning(
                             "sanity validation: the loss of batch %d is %s", self.step, float(loss)
                         )
-            logger.info("sanity validation: %d batches went through", self._scope.eval_step)
+            logger.info(
+                "sanity validation: %s went through", counted(self._scope.eval_step, "batch", "batches")
+            )
         source.abandon()
 
     def _close_epoch(self, epoch: Any) -> None:
@@ -1037,8 +1040,8 @@ class Brain:
             )
         if run.nonfinite_in_a_row > patience:
             raise ValueError(
-                f"{run.nonfinite_in_a_row} updates in a row had a loss or gradient that is not finite, more than "
-                f"nonfinite_patience={patience} allows. The weights are those of the last good update. Look "
+                f"{counted(run.nonfinite_in_a_row, 'update')} in a row had a loss or gradient that is not finite, more "
+                f"than nonfinite_patience={patience} allows. The weights are those of the last good update. Look "
                 f"at the data of "
                 "these batches, lower the learning rate, or raise nonfinite_patience."
             )
@@ -1184,7 +1187,7 @@ class Brain:
             folder = self._debug_folder
             self.checkpointer.checkpoints_dir = from_main(lambda: "" if folder is None else folder.name)
             logger.info(
-                "%s: checkpoints go to %s",
+                "%s: checkpoints go to %s, which is removed in the end",
                 "debug" if debug else "benchmark",
                 self.checkpointer.checkpoints_dir,
             )

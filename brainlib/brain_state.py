@@ -18,6 +18,7 @@ from torch import Tensor
 from brainlib.announcements import say_which_hparams_differ, standing
 from brainlib.attempt import At, Attempt, Moment, Whereabouts, label_of
 from brainlib.checkpoint.recoverables import bare_module, nonfinite_among
+from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.found import attributes_of, found_in, has_state, own_generators
@@ -271,7 +272,8 @@ class BrainState:
             return  # kept in memory, by this rank
         if size != before and run.micro:
             raise ValueError(
-                f"this checkpoint was made inside an update by {before} ranks, and there are {size}: the gradients of "
+                f"this checkpoint was made inside an update by {counted(before, 'rank')}, and this run has "
+                f"{counted(size, 'rank')}: the gradients of "
                 "an open update belong to its ranks. Go on with as many, or from a checkpoint at the end of an update "
                 "(the trainer's own are made there)"
             )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from brainlib.checkpoint.checkpointer import Checkpoint, Checkpointer
 from brainlib.checkpoint.errors import CheckpointError
 from brainlib.checkpoint.manifest import AUTOMATIC
+from brainlib.common.counted import counted
 from brainlib.common.durations import as_clock
 from brainlib.common.logs import logger
 from brainlib.distributed.group import from_main
@@ -122,7 +123,11 @@ def end_early(brain: Brain, interrupted: Interrupted) -> None:
     enough = isinstance(interrupted, Enough)
     why, reason = (interrupted, "timed") if enough else (brain._signals.asked, "signal")
     saved, run = _commit(brain, reason) if take_back(brain) else None, brain._outer.run
-    where = f"in epoch {run.epoch + 1}, after batch {run.step}" if run.step else f"after {run.epoch} epochs"
+    where = (
+        f"in epoch {run.epoch + 1}, after batch {run.step}"
+        if run.step
+        else f"after {counted(run.epoch, 'epoch')}"
+    )
     logger.info(
         "stopped by %s %s, update %d%s", why, where, run.optimizer_step,
         f"; the run goes on from {saved.path}" if saved is not None and not brain._is_trial else "",

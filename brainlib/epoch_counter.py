@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any, SupportsFloat, SupportsIndex
 
+from brainlib.common.counted import counted
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.logs import logger
 
@@ -209,10 +210,9 @@ class EpochCounterWithStopper(EpochCounter):
                 else f"the best is {self.best:g} of epoch {self.best_epoch}"
             )
             logger.info(
-                "stopping early after epoch %d: no improvement for %d epochs (limit_to_stop=%d, "
-                "direction=%r); %s",
+                "stopping early after epoch %d: no improvement for %s (limit_to_stop=%d, direction=%r); %s",
                 self.current,
-                self.waited,
+                counted(self.waited, "epoch"),
                 self.limit_to_stop,
                 self.direction,
                 best,

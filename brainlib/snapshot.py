@@ -169,7 +169,13 @@ class Snapshot(Extension):
         saved = brain.checkpointer.save_checkpoint(
             told, end_of_epoch=brain.run_state.step == 0, reason="error", snapshot=(self._tag, self.count)
         )
-        logger.info("saved the state at the error: %s (no run goes on from it by itself)", saved.path)
+        if brain._is_trial:
+            logger.info(
+                "saved the state at the error: %s (until the Brain is gone: a trial keeps nothing)",
+                saved.path,
+            )
+        else:
+            logger.info("saved the state at the error: %s (no run goes on from it by itself)", saved.path)
         for older in self._own(brain.checkpointer, "error"):
             if older.commit < saved.commit:
                 brain.checkpointer.delete(older)

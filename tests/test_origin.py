@@ -69,7 +69,7 @@ def test_one_line_tells_the_three_apart(tmp_path: Path, caplog: pytest.LogCaptur
         f"warm start from {other}/step-00000004: weights of 'model'; optimizers, schedules and counters start afresh"
     ]
     run(own, 2)
-    assert lines(caplog, *STARTS) == [f"resumed from {own}/step-00000002: fit 0, 1 epochs closed, update 2"]
+    assert lines(caplog, *STARTS) == [f"resumed from {own}/step-00000002: fit 0, 1 epoch closed, update 2"]
 
 
 def test_a_path_is_taken_as_text_as_path_from_the_file_and_from_the_command_line(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_own_folder_as_a_path_is_auto(tmp_path: Path, caplog: pytest.LogCapt
         caplog.clear()
         run(tmp_path / "own", 1, resume=path)
         assert lines(caplog, *HEADS) == [
-            f"resumed from {tmp_path}/own/step-00000002: fit 0, 1 epochs closed, update 2"
+            f"resumed from {tmp_path}/own/step-00000002: fit 0, 1 epoch closed, update 2"
         ]
 
 
@@ -203,7 +203,7 @@ def test_a_path_inside_goes_back_once(tmp_path: Path, caplog: pytest.LogCaptureF
     caplog.clear()
     brain = run(tmp_path, 4, num_snapshots=-1, resume=back)
     line, warning = sorted(lines(caplog, *HEADS), reverse=True)
-    assert line.endswith(f"1 epochs closed, update 2; as resume={back} asks")
+    assert line.endswith(f"1 epoch closed, update 2; as resume={back} asks")
     assert warning.startswith(
         f"going back to {back}: 'step-00000006', 'step-00000004', which were made later, stay"
     )
@@ -393,7 +393,7 @@ def test_a_run_that_is_started_again_goes_on(tmp_path: Path, caplog: pytest.LogC
     caplog.clear()
     run(own, 2, init_from=other)
     assert lines(caplog, *HEADS) == [
-        f"resumed from {own}/step-00000002: fit 0, 1 epochs closed, update 2; init_from={other} was applied when the "
+        f"resumed from {own}/step-00000002: fit 0, 1 epoch closed, update 2; init_from={other} was applied when the "
         "run began"
     ]
     run(own, 3)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchaudio.functional import compute_deltas, create_dct
 from torchaudio.transforms import MelSpectrogram
 
+from brainlib.common.counted import counted
 from brainlib.common.units import absolute_lengths, length_mask, samples_to_frames, seconds_to_samples
 
 __all__ = ["MFCC", "Deltas", "Fbank"]
@@ -65,10 +66,13 @@ class Fbank(nn.Module):
         points = n_fft or 1 << max(window - 1, 1).bit_length()
         top = sample_rate / 2 if f_max is None else f_max
         for wrong, told in (
-            (window < 2, f"win_length={win_length!r} ms are {window} samples; at least 2 are needed"),
+            (
+                window < 2,
+                f"win_length={win_length!r} ms are {counted(window, 'sample')}; at least 2 are needed",
+            ),
             (
                 self.hop_samples < 1,
-                f"hop_length={hop_length!r} ms are {self.hop_samples} samples; at least 1 is needed",
+                f"hop_length={hop_length!r} ms are {counted(self.hop_samples, 'sample')}; at least 1 is needed",
             ),
             (
                 points < window,

@@ -26,6 +26,7 @@ from torch import Tensor
 from torchaudio.transforms import Resample
 
 from brainlib.audio.errors import AudioError
+from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
 from brainlib.common.files import write_atomic
 from brainlib.common.logs import logger
@@ -483,7 +484,7 @@ def _segment(name: str, file: Any, start: float, stop: float | None) -> tuple[in
             name,
             "segment",
             f"the segment from {start:g} s to {end} is not in it: it has {samples_to_seconds(total, rate):g} s "
-            f"({total} samples at {rate} Hz)",
+            f"({counted(total, 'sample')} at {rate} Hz)",
         )
     return first, min(last, total) - first
 

@@ -11,6 +11,7 @@ from torchaudio.functional import add_noise, fftconvolve
 from torchaudio.transforms import Resample
 
 from brainlib.audio.augmentation import Augmentation
+from brainlib.common.counted import counted
 from brainlib.common.units import absolute_lengths, length_mask, relative_lengths, seconds_to_samples
 
 __all__ = [
@@ -216,7 +217,7 @@ def exponential_response(reverberation_seconds: float, sample_rate: int) -> Tens
     size = seconds_to_samples(reverberation_seconds, sample_rate)
     if size < 2:
         raise ValueError(
-            f"reverberation_seconds={reverberation_seconds!r} are {size} samples; at least 2 are needed"
+            f"reverberation_seconds={reverberation_seconds!r} are {counted(size, 'sample')}; at least 2 are needed"
         )
     tail = torch.randn(size) * 10.0 ** (-3.0 * torch.arange(size) / size)
     tail[0] = 0.0

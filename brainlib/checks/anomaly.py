@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from brainlib.checks.inspector import tensors_in
+from brainlib.common.counted import counted
 from brainlib.update.loss_weight import ids_of
 
 if TYPE_CHECKING:
@@ -136,4 +137,4 @@ def _told(tensor: Tensor) -> str:
     values = tensor.detach()
     nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
     words = [f"{number} {what}" for number, what in ((nan, "NaN"), (inf, "infinite")) if number]
-    return f"{' and '.join(words)} of {values.numel()} values"
+    return f"{' and '.join(words)} of {counted(values.numel(), 'value')}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brainlib.common.counted import counted
 from brainlib.common.logs import logger
 from brainlib.profiling.instruments import Instruments
 
@@ -129,8 +130,8 @@ def find_lr(
         logger.warning("find_lr: the loss falls nowhere between %.2g and %.2g", lowest, highest)
     else:
         logger.info(
-            "find_lr: the loss falls fastest at a learning rate of %.2g (%d updates, %.2g to %.2g)",
-            curve.suggestion, len(curve.rates), curve.rates[0], curve.rates[-1],
+            "find_lr: the loss falls fastest at a learning rate of %.2g (%s, %.2g to %.2g)",
+            curve.suggestion, counted(len(curve.rates), "update"), curve.rates[0], curve.rates[-1],
         )  # fmt: skip
     return curve
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from brainlib.common.counted import counted
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.files import write_atomic
 from brainlib.common.logs import logger
@@ -205,7 +206,7 @@ class Inspector:
         """The fit is over: tell of what there is."""
         if self._stack is not None:
             ended = "the fit ended" if error is None else f"the fit ended with {type(error).__name__}"
-            self._finish(f"after {self._count} of {self.num_updates} updates {ended}")
+            self._finish(f"after {self._count} of {counted(self.num_updates, 'update')} {ended}")
 
     def __enter__(self) -> Inspector:
         assert self._given is not None, "Inspector(brain) for a with statement"
@@ -288,7 +289,7 @@ class Inspector:
             path = Path(folder) / "checks.txt"
             write_atomic(path, text + "\n")
             where = f"\nwritten to {path}"
-        logger.info("what went through the modules in %d updates:\n%s%s", self._count, text, where)
+        logger.info("what went through the modules in %s:\n%s%s", counted(self._count, "update"), text, where)
         for finding in self.findings:
             logger.warning("check: %s", finding)
 
@@ -323,9 +324,7 @@ class Inspector:
         lines = []
         for name, kind in self._kinds.items():
             seen, indent = self._seen.get(name), "  " * name.count(".")
-            calls = (
-                "never called in training" if seen is None else f"{seen.calls} call{'s' * (seen.calls != 1)}"
-            )
+            calls = "never called in training" if seen is None else counted(seen.calls, "call")
             lines.append(f"{indent}{name.rpartition('.')[2]} ({kind}), {calls}")
             seen = seen or _Seen()
             for what, places in (("in", seen.inputs), ("out", seen.outputs), ("grad", seen.gradients)):

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from brainlib.checkup.digests import Digests
+from brainlib.common.counted import counted
 from brainlib.data.padded_batch import PaddedBatch, PaddedData
 from brainlib.update.loss_weight import num_items
 
@@ -106,7 +107,8 @@ def _part(value: Any, size: int, place: slice, path: str) -> Any:
             return value
         if value.shape[0] != size:
             raise CannotBeSplitError(
-                f"the field {path or 'of the batch'!r} has the shape {list(value.shape)}, and there are {size} samples"
+                f"the field {path or 'of the batch'!r} has the shape {list(value.shape)}, and the batch has "
+                f"{counted(size, 'sample')}"
             )
         return value[place]
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):

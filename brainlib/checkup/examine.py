@@ -34,6 +34,7 @@ from brainlib.checkup.telling import (
     not_the_same,
 )
 from brainlib.checkup.trace import START, Place, Trace
+from brainlib.common.counted import counted
 
 __all__ = ["Start", "examine"]
 
@@ -167,7 +168,7 @@ def examine(
 def _same_again(report: Report, first: Trace, second: Trace, difference: Difference | None) -> None:
     if difference is None:
         epochs = first.steps[-1][0].epoch + 1
-        told = f"equal bits in {len(first.steps)} batches of {epochs} epoch{'s' * (epochs > 1)}"
+        told = f"equal bits in {counted(len(first.steps), 'batch', 'batches')} of {counted(epochs, 'epoch')}"
         report.checks.append((SAME_AGAIN, told))
         return
     suspects = suspects_of(first, second, START, data_first=difference.kind == "batch")

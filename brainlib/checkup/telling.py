@@ -8,6 +8,7 @@ from typing import Any
 from brainlib.checkup.comparison import Difference, Suspect
 from brainlib.checkup.report import Finding
 from brainlib.checkup.trace import Place, Trace
+from brainlib.common.counted import counted
 
 __all__ = [
     "RESUME",
@@ -253,10 +254,13 @@ def _which_sample(difference: Difference, where: str) -> tuple[str, str]:
                 where,
             )
     if len(one["ids"]) != len(other["ids"]):
-        return f"{where} has {len(one['ids'])} samples in one and {len(other['ids'])} in the other", where
+        return (
+            f"{where} has {counted(len(one['ids']), 'sample')} in one and {len(other['ids'])} in the other",
+            where,
+        )
     sizes = [max((len(rows) for rows in event["fields"].values()), default=0) for event in (one, other)]
     if sizes[0] != sizes[1]:
-        return f"{where} has {sizes[0]} samples in one and {sizes[1]} in the other", where
+        return f"{where} has {counted(sizes[0], 'sample')} in one and {sizes[1]} in the other", where
     rows = [
         [
             n

@@ -17,6 +17,7 @@ from brainlib.checkpoint.manifest import MANIFEST, Checkpoint
 from brainlib.checkpoint.retention import by_metric, rank, require_metric
 from brainlib.checkpoint.store import OURS, Store
 from brainlib.checkpoint.weights import nearby
+from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
 from brainlib.common.plain import to_json
 
@@ -208,7 +209,8 @@ def _average(given: argparse.Namespace) -> int:
     if len(found) < given.num:
         told = f" with a number as {key!r}" if key else ""
         raise CheckpointError(
-            f"--num asks for {given.num}, and there are {len(found)} checkpoints{told} in {given.folder}"
+            f"--num asks for {given.num}, and there {'is' if len(found) == 1 else 'are'} "
+            f"{counted(len(found), 'checkpoint')}{told} in {given.folder}"
             + (nearby(given.folder) if not found else "")
         )
     parents = found[: given.num]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from brainlib.common.counted import counted
 from brainlib.data.plan import BatchPlan
 
 __all__ = ["BatchReport", "find_worst_batches"]
@@ -83,8 +84,9 @@ class BatchReport:
     def __str__(self) -> str:
         least, mean, most = self.sizes
         lines = [
-            f"{self.num_items} items in {self.num_batches} batches of {least} to {most}, {mean:.1f} on average"
-            + (f"; {self.num_dropped} items dropped" if self.num_dropped else ""),
+            f"{counted(self.num_items, 'item')} in {counted(self.num_batches, 'batch', 'batches')} "
+            f"of {least} to {most}, {mean:.1f} on average"
+            + (f"; {counted(self.num_dropped, 'item')} dropped" if self.num_dropped else ""),
             f"padding {100 * self.padding:.1f} %, length of a batch {self.mean:g} on average, {self.longest:g} at most"
             + (f", {self.limit:g} allowed" if self.limit is not None else ""),
         ]

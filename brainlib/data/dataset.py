@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
 from brainlib.data import manifests
 from brainlib.data.item_cache import ItemCache
@@ -154,7 +155,7 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         index = operator.index(index)
         size = len(self)
         if not -size <= index < size:
-            raise IndexError(f"the index {index} is not in a data set of {size} items")
+            raise IndexError(f"the index {index} is not in a data set of {counted(size, 'item')}")
         if index < 0:
             index += size
         return index if self._numbers is None else self._numbers.item(index)
@@ -348,7 +349,9 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         """
         if isinstance(items, np.ndarray):
             if items.dtype == np.bool_ and items.shape != (len(self),):
-                raise IndexError(f"the mask has the shape {items.shape}, and there are {len(self)} items")
+                raise IndexError(
+                    f"the mask has the shape {items.shape}, and the set has {counted(len(self), 'item')}"
+                )
             indices = np.flatnonzero(items) if items.dtype == np.bool_ else items.astype(np.int64)
         else:
             given = list(items)
@@ -361,7 +364,7 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
             indices = np.fromiter(map(operator.index, given), np.int64, len(given))  # type: ignore[arg-type]
         if len(indices) and not (-len(self) <= indices.min() and indices.max() < len(self)):
             raise IndexError(
-                f"the numbers go from {indices.min()} to {indices.max()}, and there are {len(self)} items"
+                f"the numbers go from {indices.min()} to {indices.max()}, and the set has {counted(len(self), 'item')}"
             )
         indices = np.where(indices < 0, indices + len(self), indices)
         return self._over(indices if self._numbers is None else self._numbers[indices])

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
 from brainlib.common.logs import logger
 from brainlib.data.batch_report import BatchReport
@@ -133,7 +134,8 @@ class DynamicBatchSampler(PlannedBatchSampler):
             f"{name!r} ({self.lengths[i]:g})" for name, i in list(zip(names, indices, strict=True))[:8]
         )
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        told = f"{len(names)} of {len(self.lengths)} items are longer than max_batch_length={self.max_batch_length:g}"
+        of_all, verb = counted(len(self.lengths), "item"), "is" if len(names) == 1 else "are"
+        told = f"{len(names)} of {of_all} {verb} longer than max_batch_length={self.max_batch_length:g}"
         if over_long == "error":
             raise ValueError(
                 f"{told}: {longest}{more}. Raise max_batch_length, filter them out, or drop them with over_long='drop'"
@@ -261,7 +263,8 @@ def _lengths_of(
         lengths = np.asarray(given, np.float64)
         if lengths.ndim != 1 or len(lengths) != len(dataset):
             raise ValueError(
-                f"lengths_list has {len(lengths)} entries, and the data set {len(dataset)} items"
+                f"lengths_list has {counted(len(lengths), 'entry', 'entries')}, and the data set "
+                f"{counted(len(dataset), 'item')}"
             )
     elif isinstance(length_func, str):
         if not isinstance(dataset, DynamicItemDataset):
@@ -282,7 +285,8 @@ def _lengths_of(
     if len(wrong):
         names = quoted([_name(dataset, index) for index in wrong[:8].tolist()])
         raise ValueError(
-            f"{len(wrong)} items have a length that is no positive number: {names} (the first: {lengths[wrong[0]]}). "
+            f"{counted(len(wrong), 'item has', 'items have')} a length that is no positive number: {names} (the first: "
+            f"{lengths[wrong[0]]}). "
             "Filter them out, or correct the manifest"
         )
     return lengths

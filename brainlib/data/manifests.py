@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
 from brainlib.data.rows import MISSING, Rows, RowsBuilder
 
@@ -82,8 +83,9 @@ def read_csv(
                 for number, row in enumerate(rows, builder.num_rows):
                     if len(row) != len(names):
                         raise ValueError(
-                            f"{lines.told(number)} has {len(row)} fields, and there are {len(names)} "
-                            "columns. A text with a comma, a quote or a line break in it stands in double quotes"
+                            f"{lines.told(number)} has {counted(len(row), 'field')}, and the header "
+                            f"has {counted(len(names), 'column')}. A text with a comma, a quote "
+                            "or a line break in it stands in double quotes"
                         )
                 if not rows:
                     continue

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
 from brainlib.data.rows import no_such_key
 
@@ -216,7 +217,7 @@ class PaddedBatch:
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"PaddedBatch({self.batchsize} items: {', '.join(self._values)})"
+        return f"PaddedBatch({counted(self.batchsize, 'item')}: {', '.join(self._values)})"
 
     def keys(self) -> list[str]:
         """The keys, in order."""

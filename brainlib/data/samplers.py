@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from brainlib.common.counted import counted
 from brainlib.data.dataset import DynamicItemDataset
 from brainlib.data.plan import _Epochs, generator_for
 
@@ -121,7 +122,8 @@ class ReproducibleWeightedRandomSampler(ReproducibleRandomSampler):
         num_possible = int((self.weights > 0).sum())
         if not replacement and num_samples > num_possible:
             raise ValueError(
-                f"num_samples is {num_samples}, and {num_possible} items have a weight: each can be drawn once. Draw "
+                f"num_samples is {num_samples}, and {counted(num_possible, 'item has', 'items have')} a weight: "
+                "each can be drawn once. Draw "
                 "fewer, or with replacement=True"
             )
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from brainlib.common.counted import counted
 from brainlib.common.logs import logger
 from brainlib.data.order import PlannedOrder, drawn_apart, order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
@@ -83,7 +84,9 @@ class IterableBatches(BatchSource):
         batches = drawn_apart(self._iterable, derive(seed, epoch, "iterable"), chunk_size=1)
         if start:
             logger.info(
-                "%s cannot be entered in the middle: reading %d batches to get there", self.name, start
+                "%s cannot be entered in the middle: reading %s to get there",
+                self.name,
+                counted(start, "batch", "batches"),
             )
         return share.deal(islice(batches, start, None))
 
@@ -177,8 +180,9 @@ class LoaderBatches(BatchSource):
         return known
 
     def empty_message(self, epoch: int) -> str:
+        items = "items of unknown number" if self._num_items is None else counted(self._num_items, "item")
         return (
-            f"{self.name} is empty: a loader over {self._num_items} items with "
+            f"{self.name} is empty: a loader over {items} with "
             f"batch_size={self._batch_size} gave no batch. "
             "With drop_last=True fewer items than one batch are none."
         )

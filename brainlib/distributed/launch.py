@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from brainlib.common.counted import counted
+
 __all__ = ["launch", "spawn"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -57,7 +59,7 @@ def spawn(
     >>> spawn(print, 2, devices="4")
     Traceback (most recent call last):
     ...
-    ValueError: devices names 1 (4), and there are 2 processes: one a device
+    ValueError: devices names 1 (4) for 2 processes: one a device
     """
     in_notebook = not hasattr(
         sys.modules["__main__"], "__file__"
@@ -105,11 +107,11 @@ def _run(
     start_method: str = "spawn",
 ) -> dict[int, Any]:
     if nprocs < 1:
-        raise ValueError(f"{nprocs} processes cannot train; give a number from 1 on")
+        raise ValueError(f"{counted(nprocs, 'process', 'processes')} cannot train; give a number from 1 on")
     numbers = [number.strip() for number in devices.split(",")] if devices else []
     if numbers and len(numbers) != nprocs:
         raise ValueError(
-            f"devices names {len(numbers)} ({devices}), and there are {nprocs} processes: one a device"
+            f"devices names {len(numbers)} ({devices}) for {counted(nprocs, 'process', 'processes')}: one a device"
         )
 
     # Half a second to import, and only those who launch need it.

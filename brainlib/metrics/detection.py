@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brainlib.common.counted import counted
 from brainlib.metrics.metric import Metric, field_of, numbers_of, plain_ids, plain_numbers
 
 __all__ = ["EER", "BinaryMetricStats", "minDCF"]
@@ -132,7 +133,9 @@ class BinaryMetricStats(Metric):
             else torch.tensor([label == self.positive_label for label in labels])
         )
         if len(positive) != len(scores):
-            raise ValueError(f"{len(positive)} labels and {len(scores)} scores: one of each an item")
+            raise ValueError(
+                f"{counted(len(positive), 'label')} and {counted(len(scores), 'score')}: one of each an item"
+            )
         self.ids += plain_ids(ids, len(scores), "scores")
         self._waiting.append((scores.detach(), positive))
 

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from torch import Tensor
 
+from brainlib.common.counted import counted
 from brainlib.common.units import absolute_lengths
 from brainlib.metrics.alignment import Edit, align
 from brainlib.metrics.metric import Metric, field_of, plain_ids, stream_to
@@ -94,7 +95,8 @@ class ErrorRateStats(Metric):
         references = self._tokens(target, target_len, ind2lab, "target")
         if len(hypotheses) != len(references):
             raise ValueError(
-                f"{len(hypotheses)} predictions and {len(references)} targets: one of each an item"
+                f"{counted(len(hypotheses), 'prediction')} and {counted(len(references), 'target')}: one of each "
+                "an item"
             )
         self.ids += plain_ids(ids, len(references), "targets")
         for reference, hypothesis in zip(references, hypotheses, strict=True):

@@ -13,6 +13,7 @@ from typing import Any, TextIO, TypeVar
 import torch
 from torch import Tensor
 
+from brainlib.common.counted import counted
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.files import write_atomic
 from brainlib.distributed.group import gather
@@ -163,7 +164,7 @@ def plain_ids(ids: Iterable[Any], number: int, what: str) -> list[Any]:
         raise ValueError(f"the ids are one text, {ids!r}; give a list, one id an item")
     listed = ids.tolist() if isinstance(ids, Tensor) else [e.item() if hasattr(e, "item") else e for e in ids]
     if len(listed) != number:
-        raise ValueError(f"{len(listed)} ids and {number} {what}: one of each an item")
+        raise ValueError(f"{counted(len(listed), 'id')} and {number} {what}: one of each an item")
     return listed
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torch import Tensor
 
+from brainlib.common.counted import counted
 from brainlib.common.logs import logger
 from brainlib.common.plain import to_json
 from brainlib.profiling.report import gpu_in_use, peak_memory
@@ -131,9 +132,9 @@ class Benchmark:
                 self._update_seconds[-1] += self._clock() - self._since
         if self._count < self.num_updates:
             logger.warning(
-                "benchmark: %d of the %d updates of benchmark_max_step were made; what there is is told",
+                "benchmark: %d of the %s of benchmark_max_step were made; what there is is told",
                 self._count,
-                self.num_updates,
+                counted(self.num_updates, "update"),
             )
         self.line = {"benchmark": self._measured()}
         stream = self._stream or sys.stdout

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from brainlib.common.counted import counted
 from brainlib.common.files import make_folder, write_atomic
 from brainlib.common.logs import logger
 from brainlib.distributed.world import World
@@ -129,8 +130,7 @@ class Profiler:
             return
         self._started = False
         first = self.options.batch_range[0]
-        plural = "" if self._count == 1 else "s"
-        ended = f"the {'loop' if self._brain is None else 'fit'} ended after {self._count} update{plural}"
+        ended = f"the {'loop' if self._brain is None else 'fit'} ended after {counted(self._count, 'update')}"
         if error is not None:
             by = str(error) or "a signal" if isinstance(error, Interrupted) else type(error).__name__
             ended += f", by {by}"
@@ -233,8 +233,8 @@ class Profiler:
         if partial:
             first, last = report.wanted
             logger.warning(
-                "profiler: the profile is partial: %d of the %d updates of [%d, %d] were recorded, because %s",
-                report.num_updates, last - first, first, last, partial,
+                "profiler: the profile is partial: %d of the %s of [%d, %d] were recorded, because %s",
+                report.num_updates, counted(last - first, "update"), first, last, partial,
             )  # fmt: skip
 
     def _write(self, recording: _Recording, report: Report) -> None:

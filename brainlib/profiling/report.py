@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
+from brainlib.common.counted import counted
 from brainlib.profiling.phases import LABEL, LOOP, MODULE
 
 __all__ = [
@@ -136,9 +137,8 @@ class Report:
         speed = f", {self.num_updates / self.seconds:.2f} updates/s" if self.seconds else ""
         if self.num_items and self.seconds:
             speed += f", {self.num_items / self.seconds:.1f} items/s"
-        plural = "" if self.num_updates == 1 else "s"
         yield (
-            f"updates {first} to {last - 1}, cycle {self.cycle}: {self.num_updates} update{plural} in "
+            f"updates {first} to {last - 1}, cycle {self.cycle}: {counted(self.num_updates, 'update')} in "
             f"{self.seconds:.3f} s{speed}"
         )
         if self.partial:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from brainlib.common.counted import counted
 from brainlib.common.lines import append_line
 from brainlib.common.logs import logger
 from brainlib.common.plain import from_json, to_json
@@ -153,13 +154,11 @@ class RunLedger:
         seconds = self.seconds()
         total, effective = sum(seconds.values()), sum(seconds[name] for name in EFFECTIVE)
         logger.info(
-            "the run took %.2f s in %d start%s%s; %d updates, %.1f a second; "
-            "effective training time %.2f s (%.1f %%)",
+            "the run took %.2f s in %s%s; %s, %.1f a second; effective training time %.2f s (%.1f %%)",
             total,
-            self.num_starts,
-            "" if self.num_starts == 1 else "s",
+            counted(self.num_starts, "start"),
             in_words(seconds),
-            num_updates,
+            counted(num_updates, "update"),
             num_updates / max(total, 1e-9),
             effective,
             100 * effective / max(total, 1e-9),

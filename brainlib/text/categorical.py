@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brainlib.common.counted import counted
 from brainlib.common.errors import nearest, quoted
 from brainlib.common.files import write_atomic
 from brainlib.common.logs import logger
@@ -61,7 +62,7 @@ class CategoricalEncoder:
         return label in self.lab2ind
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} labels: {self._told()})"
+        return f"{type(self).__name__}({counted(len(self), 'label')}: {self._told()})"
 
     # ---- labels come in
 
@@ -187,7 +188,9 @@ class CategoricalEncoder:
             ValueError: there are not.
         """
         if len(self) != expected_len:
-            raise ValueError(f"{expected_len} labels are expected, and there are {len(self)}: {self._told()}")
+            raise ValueError(
+                f"{counted(expected_len, 'label is', 'labels are')} expected, and there are {len(self)}: {self._told()}"
+            )
 
     def encode_label(self, label: Hashable, allow_unk: bool = True) -> int:
         """The number of a label.
@@ -310,7 +313,7 @@ class CategoricalEncoder:
                 # SpeechBrain's recipes put it beside the checkpoints, before there is one.
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 self.save(path)
-                logger.info("%d labels are written to %s", len(self), os.fspath(path))
+                logger.info("%s written to %s", counted(len(self), "label is", "labels are"), os.fspath(path))
                 return
             wider = CategoricalEncoder()
             wider.lab2ind, wider.ind2lab = dict(self.lab2ind), dict(self.ind2lab)
@@ -354,7 +357,7 @@ class CategoricalEncoder:
                 for label in differing[:_SHOWN]
             )
             raise ValueError(
-                f"the checkpoint numbers {len(differing)} labels otherwise than this run: "
+                f"the checkpoint numbers {counted(len(differing), 'label')} otherwise than this run: "
                 f"{told or f'{saved._extras()} there and {self._extras()} here'}. Use the label file of that run"
             )
 

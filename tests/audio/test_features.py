@@ -90,7 +90,7 @@ def test_features_are_float32_also_under_autocast_and_have_no_state() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"win_length": 0.1}, "win_length=0.1 ms are 1 samples; at least 2 are needed"),
+        ({"win_length": 0.1}, "win_length=0.1 ms are 1 sample; at least 2 are needed"),
         ({"hop_length": 0.01}, "hop_length=0.01 ms are 0 samples"),
         ({"n_fft": 100}, "n_fft=100 is less than the window of 200 samples"),
         ({"n_mels": 0}, "n_mels=0: at least 1"),

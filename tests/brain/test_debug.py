@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import brainlib as bl
-from tests.brain.small import Regression, Rows, batches, same, small, weights
+from tests.brain.small import Regression, Rows, batches, linear, same, sgd, small, weights
 
 
 class Counting(Regression):
@@ -68,6 +68,60 @@ def test_the_real_checkpoints_are_neither_read_nor_written(tmp_path: Path) -> No
     assert len(brain.ended) == 4, "trained from scratch, not from the finished run"
     assert sorted((str(path), path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
     assert Path(checkpointer.checkpoints_dir) != tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"debug": True}, "checkpoints: none is kept of a debug run (debug_persistently keeps them)"),
+        ({"benchmark_max_step": 4}, "checkpoints: none is kept of a benchmark run"),
+    ],
+    ids=["debug", "benchmark"],
+)
+def test_the_closing_lines_name_no_folder_that_is_thrown_away(
+    options: dict[str, Any], line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="brainlib")
+    checkpointer = bl.Checkpointer(tmp_path)
+    small(checkpointer=checkpointer, **options).fit(range(2), batches(2, 2), batches(2))
+    folder = Path(checkpointer.checkpoints_dir).name
+    assert folder.startswith("brainlib-debug-")
+    told = [record.getMessage() for record in caplog.records]
+    assert any(f"{checkpointer.checkpoints_dir}, which is removed in the end" in text for text in told)
+    (done,) = (number for number, text in enumerate(told) if text.startswith(("fit 0 is done", "stopped by")))
+    closing = told[done:]
+    assert not any(folder in text for text in closing), closing
+    assert (line in closing) == any(text.startswith("fit 0 is done") for text in closing)
+
+
+def test_the_state_at_an_error_of_a_debug_run_is_not_said_to_be_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Regression):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            raise RuntimeError("no")
+
+    caplog.set_level("INFO", logger="brainlib")
+    brain = Failing(
+        {"model": linear()},
+        sgd,
+        run_opts={"debug": True},
+        checkpointer=bl.Checkpointer(tmp_path),
+        extensions=[bl.Snapshot(snapshot_on_error=True)],
+    )
+    with pytest.raises(RuntimeError, match="no"):
+        brain.fit(range(1), batches(2))
+    assert "(until the Brain is gone: a trial keeps nothing)" in caplog.text
+
+
+def test_persistent_checkpoints_of_a_debug_run_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="brainlib")
+    checkpointer = bl.Checkpointer(tmp_path)
+    small(checkpointer=checkpointer, debug=True, debug_persistently=True).fit(range(1), batches(2))
+    assert f"checkpoints: {tmp_path}, newest {checkpointer.newest().path.name}" in caplog.text  # type: ignore[union-attr]
+    assert "fit 0 is done: 1 epoch, update 1" in caplog.text
 
 
 def test_debug_is_said(caplog: pytest.LogCaptureFixture) -> None:

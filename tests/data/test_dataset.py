@@ -315,9 +315,9 @@ def test_a_part_of_a_part(data: bl.DynamicItemDataset) -> None:
     with pytest.raises(KeyError, match="no row with the id 'utt9'"):
         part.subset(["utt9"])
     assert list(data.subset(np.array([True, False, True])).data_ids) == ["utt1", "utt3"]
-    with pytest.raises(IndexError, match=r"the mask has the shape \(2,\), and there are 3 items"):
+    with pytest.raises(IndexError, match=r"the mask has the shape \(2,\), and the set has 3 items"):
         data.subset(np.array([True, False]))
-    with pytest.raises(IndexError, match="there are 2 items"):
+    with pytest.raises(IndexError, match="the set has 2 items"):
         part.subset([2])
     with pytest.raises(IndexError, match="a data set of 2 items"):
         part[2]

@@ -205,10 +205,10 @@ def test_where_lengths_come_from() -> None:
         ),
         ({"over_long": "keep"}, "over_long is 'keep'; it must be 'error' or 'drop'"),
         ({"mix": 2}, "mix is 2; it must be a share from 0 to 1"),
-        ({"lengths_list": [1.0]}, "lengths_list has 1 entries, and the data set 4 items"),
+        ({"lengths_list": [1.0]}, "lengths_list has 1 entry, and the data set 4 items"),
         (
             {"lengths_list": [1.0, 0.0, 2.0, 1.0]},
-            "1 items have a length that is no positive number: 'utt1' (the first",
+            "1 item has a length that is no positive number: 'utt1' (the first",
         ),
         ({"lengths_list": [1.0, float("nan"), 2.0, 1.0]}, "no positive number: 'utt1'"),
         ({"length_func": "seconds"}, "there is no key 'seconds' in this data set"),

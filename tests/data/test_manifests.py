@@ -172,7 +172,12 @@ WRONG: list[tuple[str, Callable[..., Any], bytes, str]] = [
         "line 1 names the columns 'id_', 'wav'; just one of them must be ID or id",
     ),
     ("twice a column", read_csv, b"ID,wav,wav\n", "line 1 names the column 'wav' more than once"),
-    ("too many", read_csv, b'ID,text\n1,"a\nb"\n2,a,b\n', "line 4 has 3 fields, and there are 2 columns."),
+    (
+        "too many",
+        read_csv,
+        b'ID,text\n1,"a\nb"\n2,a,b\n',
+        "line 4 has 3 fields, and the header has 2 columns.",
+    ),
     (
         "no number",
         read_csv,

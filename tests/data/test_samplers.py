@@ -150,7 +150,7 @@ def test_balance() -> None:
         ),
         (
             lambda: bl.ReproducibleWeightedRandomSampler([0.0, 1.0], 2, False),
-            "num_samples is 2, and 1 items have a",
+            "num_samples is 2, and 1 item has a",
         ),
     ],
 )

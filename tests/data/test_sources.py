@@ -188,9 +188,7 @@ def test_an_empty_set_is_refused_by_its_name(data: Any) -> None:
 
 
 def test_too_few_items_for_one_batch_say_why() -> None:
-    with pytest.raises(
-        ValueError, match="1 items with batch_size=2 gave no batch. With drop_last=True fewer"
-    ):
+    with pytest.raises(ValueError, match="1 item with batch_size=2 gave no batch. With drop_last=True fewer"):
         source_of(DataLoader([1], batch_size=2, drop_last=True), "train_set")
 
 

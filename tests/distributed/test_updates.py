@@ -107,7 +107,7 @@ def agreement() -> dict[str, Any]:
             "digest": digest(brain),
         }
     brain = make(Unlucky, nonfinite_patience=0)
-    with pytest.raises(ValueError, match="1 updates in a row"):
+    with pytest.raises(ValueError, match="1 update in a row"):
         brain.fit(range(1), ready_batches((4,) * 8), VALID)
 
     for cls, factor in itertools.product(SEVEN, (1, 3)):

@@ -110,5 +110,5 @@ def test_counts_at_a_threshold() -> None:
     assert stats.summarize("F-score", threshold=0.5, beta=2.0) == pytest.approx(5 * 2 / (5 * 2 + 4 * 1 + 1))
     assert stats.summarize("precision", threshold=2.0) == 0.0
     assert stats.summarize("threshold") == EER([0.9, 0.8, 0.2], [0.7, 0.1])[1]
-    with pytest.raises(ValueError, match="1 labels and 2 scores: one of each an item"):
+    with pytest.raises(ValueError, match="1 label and 2 scores: one of each an item"):
         stats.append([1, 2], [0.1, 0.2], ["same"])

@@ -142,6 +142,6 @@ def test_what_is_no_list_of_tokens_is_refused() -> None:
         ValueError, match=r"predict has the text 'one two' .*: give its words, text.split\(\), or its"
     ):
         stats.append(["a"], ["one two"], [["one"]])
-    with pytest.raises(ValueError, match="2 predictions and 1 targets: one of each an item"):
+    with pytest.raises(ValueError, match="2 predictions and 1 target: one of each an item"):
         stats.append(["a"], [["x"], ["y"]], [["x"]])
     assert not stats.ids and not stats.references

@@ -430,7 +430,7 @@ def test_checks_profile_and_benchmark_are_flags(recipe: Callable[..., int], tmp_
     assert recipe("mlp", tmp_path, *short, *flags, *profile) == 0, output(tmp_path)
     assert "weight: grad" in (tmp_path / "checks.txt").read_text()
     assert (tmp_path / "profile.rank0.cycle0.json").exists()
-    assert "sanity validation: 1 batches went through" in output(tmp_path)
+    assert "sanity validation: 1 batch went through" in output(tmp_path)
     before = contents(tmp_path)
 
     assert recipe("mlp", tmp_path, *short, "--benchmark_max_step", "7", "--benchmark_batch_size", "16") == 0

@@ -285,7 +285,7 @@ def test_the_state_is_read_strictly() -> None:
         with pytest.raises(ValueError, match="the state of a CategoricalEncoder has the key 'labels', not"):
             encoder.load_state_dict(state)
     encoder.update_from_iterable(["a"])
-    with pytest.raises(ValueError, match="1 labels otherwise than this run: 'b' is 1 there and not here"):
+    with pytest.raises(ValueError, match="1 label otherwise than this run: 'b' is 1 there and not here"):
         encoder.load_state_dict({"labels": "'a' => 0\n'b' => 1\n====\n"})
     with pytest.raises(ValueError, match="'starting_index': 3.* there and .*'starting_index': 0.* here"):
         encoder.load_state_dict({"labels": "'a' => 0\n====\n'starting_index' => 3\n"})

@@ -54,18 +54,12 @@ def not_the_same(difference: Difference, one: Trace, suspects: list[Suspect]) ->
         )
     elif not causes:
         causes.append("an operation that is not deterministic in the backward")
-    if in_data:
-        todo = (
-            "draw from the global generators of Python, numpy or torch, which are seeded for each item, and let a "
-            "sampler draw from them or have set_epoch(epoch); sort what comes from a set or a folder"
-        )
-    elif difference.kind == "loss":
-        todo = (
-            "draw from torch's global generator, whose state is in every checkpoint; if no line of yours draws, try "
-            "torch.use_deterministic_algorithms(True)"
-        )
-    else:
-        todo = "torch.use_deterministic_algorithms(True) names the operation"
+    todo = "; ".join(
+        [
+            *_instead(one.start["calls"], in_data),
+            _in_its_place(difference, ordered=in_data and "order" in what, found=bool(calls)),
+        ]
+    )
     names = [each.name for each in suspects] + [call.partition(" uses ")[0] for call in calls]
     return Finding(
         SAME_AGAIN,
@@ -197,6 +191,53 @@ def not_split(result: dict[str, Any]) -> Finding:
 
 
 # -------------------------------------------------------------------------------------------------------------- parts
+
+# What to do about what `suspicious_calls` finds, by the words that it has for them.
+_REMEDIES = {
+    "the time": "use no time, also not as a seed",
+    "the system's random numbers": "use none of the system's random numbers",
+    "a generator that is made without a seed, if none is given": "make no generator",
+    "a seed, which is drawn from the system if none is given": "give the seed a number, or seed nothing",
+    "the number of the process": "leave the number of the process out",
+    "hash(), which differs between processes for texts": "write zlib.crc32(text.encode()) for hash(text)",
+    "id(), which differs between processes": "take the index of an item for id()",
+    "the order of a set, which differs between processes for texts": "sort what comes from a set",
+    "the order of a folder, which the file system decides": "sort what comes from a folder",
+}
+
+
+def _instead(calls: Iterable[tuple[str, str, list[str]]], in_data: bool) -> list[str]:
+    """What to change in each function that uses what differs from one process to the next.
+
+    >>> _instead([("train_set", "Items.__getitem__", ["the time (time)"])], in_data=True)
+    ['in Items.__getitem__ use no time, also not as a seed (time)']
+    """
+    found = []
+    for root, name, uses in calls:
+        if root.startswith(_DATA) == in_data:
+            told = [use.partition(" (") for use in uses]
+            each = [f"{_REMEDIES[kind]} ({names}" for kind, _, names in told]
+            found.append(f"in {name} {', and '.join(each)}")
+    return found[:_MOST]
+
+
+def _in_its_place(difference: Difference, ordered: bool, found: bool) -> str:
+    """Where what shall vary comes from instead."""
+    if ordered:
+        return (
+            "an order that shall differ between epochs comes from shuffle=True in the options of the loader, or from "
+            "torch.randperm in the sampler's __iter__: both follow the seed of the run"
+        )
+    if difference.kind == "batch":
+        return (
+            "draw from the global generators of Python, numpy or torch, which are seeded for each item, and let a "
+            "sampler draw from them or have set_epoch(epoch); sort what comes from a set or a folder"
+        )
+    if difference.kind == "loss":
+        todo = "draw from torch's global generator, whose state is in every checkpoint"
+        deterministic = "if no line of yours draws, try torch.use_deterministic_algorithms(True)"
+        return todo if found else f"{todo}; {deterministic}"
+    return "torch.use_deterministic_algorithms(True) names the operation"
 
 
 def _what(difference: Difference) -> tuple[str, str]:

@@ -317,6 +317,33 @@ class FromTheSystem(ByTheClock):
         return iter(sorted(range(NUM_ITEMS), key=lambda _: os.urandom(4)))
 
 
+class ShuffledByTheClock(Items):
+    """A dataset that mixes its items anew in each process, by the clock."""
+
+    order: list[int] | None = None
+
+    def __getitem__(self, index: int) -> Batch:
+        if self.order is None:
+            self.order = list(range(NUM_ITEMS))
+            random.Random(time.time_ns()).shuffle(self.order)
+        return super().__getitem__(self.order[index])
+
+
+class ById(ByTheClock):
+    """An order by where things lie in memory, of which the last bits are noise."""
+
+    def __iter__(self) -> Iterator[int]:
+        things = [object() for _ in range(NUM_ITEMS)]
+        return iter(sorted(range(NUM_ITEMS), key=lambda n: (id(things[n]) * os.getpid()) % 8191))
+
+
+class AsAdvised(ByTheClock):
+    """What the doctor advises to write for the four above."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(NUM_ITEMS).tolist())
+
+
 class CountsItself(ByTheClock):
     """A sampler that counts its own passes."""
 
@@ -341,6 +368,7 @@ class Fault:
         data: makes the training data.
         loader: options of the loader.
         extensions: of the Brain.
+        todo: words that have to stand in what is to be done.
     """
 
     check: str
@@ -349,6 +377,7 @@ class Fault:
     data: Callable[[], Any] = Items
     loader: Callable[[], dict[str, Any]] = lambda: {"shuffle": True}
     extensions: Callable[[], list[bl.Extension]] = field(default=list)
+    todo: tuple[str, ...] = ()
 
     def make(self, folder: Any) -> tuple[Brain, Any, dict[str, Any]]:
         """A Brain, its data, and the options of the loader."""
@@ -384,12 +413,25 @@ FAULTS = {
     "a mean over something else": Fault(SPLIT, ("loss_weight(batch, stage)",), MeanOverLargeOnes),
     "a generator in the dataset": Fault(RESUME, ("train_set.rng", "RandomState", "sample 0"), data=OwnRandomState),
     "a cache in the dataset": Fault(RESUME, ("train_set.cache", "sample 0"), data=GrowingCache),
-    "a clock in the items": Fault(SAME_AGAIN, ("Stamped.__getitem__", "the time", "'y'"), data=Stamped),
+    "a clock in the items": Fault(
+        SAME_AGAIN, ("Stamped.__getitem__", "the time", "'y'"), data=Stamped,
+        todo=("in Stamped.__getitem__ use no time, also not as a seed (time)", "seeded for each item"),
+    ),
     "an order by the clock": Fault(
-        SAME_AGAIN, ("ByTheClock", "the time", "order differs"), loader=lambda: {"sampler": ByTheClock()}
+        SAME_AGAIN, ("ByTheClock", "the time", "order differs"), loader=lambda: {"sampler": ByTheClock()},
+        todo=("in ByTheClock.__iter__ use no time, also not as a seed (time", "shuffle=True", "torch.randperm"),
+    ),
+    "an order by the clock in the dataset": Fault(
+        SAME_AGAIN, ("ShuffledByTheClock.__getitem__", "the time"), data=ShuffledByTheClock,
+        todo=("in ShuffledByTheClock.__getitem__ use no time, also not as a seed (time", "shuffle=True"),
     ),
     "an order from the system": Fault(
-        SAME_AGAIN, ("FromTheSystem", "urandom", "order differs"), loader=lambda: {"sampler": FromTheSystem()}
+        SAME_AGAIN, ("FromTheSystem", "urandom", "order differs"), loader=lambda: {"sampler": FromTheSystem()},
+        todo=("in FromTheSystem.__iter__ use none of the system's random numbers (urandom)", "shuffle=True"),
+    ),
+    "an order by id()": Fault(
+        SAME_AGAIN, ("ById", "id()", "order differs"), loader=lambda: {"sampler": ById()},
+        todo=("take the index of an item for id() (id)", "leave the number of the process out (getpid)"),
     ),
     "a sampler that counts": Fault(
         RESUME, ("train_loader_kwargs['sampler'].passes", "order differs"), loader=lambda: {"sampler": CountsItself()}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import brainlib as bl
+from brainlib.checkup import telling, user_code
 from brainlib.checkup.report import Report
-from tests.checkup.faults import FAULTS, HEALTHY, Fault, Items
+from tests.checkup.faults import FAULTS, HEALTHY, AsAdvised, Fault, Items
 from tests.contracts import brains
 
 VALID = [next(iter(torch.utils.data.DataLoader(Items(), batch_size=12)))]
@@ -30,7 +32,8 @@ def test_a_planted_fault_is_named(name: str, tmp_path: Path) -> None:
     assert finding.check == fault.check
     told = " ".join(str(finding).split())
     assert all(word in told for word in fault.names), told
-    assert finding.todo
+    todo = " ".join(finding.todo.split())
+    assert todo and all(word in todo for word in fault.todo), todo
     assert not (tmp_path / "save").exists()
 
 
@@ -44,6 +47,18 @@ def test_without_a_fault_nothing_is_found(tmp_path: Path) -> None:
         "accumulation",
     ]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "loader", [lambda: {"sampler": AsAdvised()}, lambda: {"shuffle": True}], ids=["randperm", "shuffle"]
+)
+def test_an_order_as_the_doctor_advises_it_is_passed(loader: Any, tmp_path: Path) -> None:
+    report = examined(Fault("", (), loader=loader), tmp_path / "save")
+    assert report and not report.findings, str(report)
+
+
+def test_there_is_something_to_do_about_all_that_is_found_in_code() -> None:
+    assert set(telling._REMEDIES) == set(user_code._CHANGING.values())
 
 
 @pytest.mark.parametrize("cls", brains.SEVEN, ids=lambda cls: cls.__name__)

@@ -206,7 +206,10 @@ def test_a_batch_and_its_parts_hold_the_same_samples(batch: Any) -> None:
     ("batch", "why"),
     [
         ({"x": torch.rand(1, 2)}, "one sample"),
-        ({"x": torch.rand(4, 2), "w": torch.rand(3)}, r"'w' has the shape \[3\], and the batch has 4 samples"),
+        (
+            {"x": torch.rand(4, 2), "w": torch.rand(3)},
+            r"'w' has the shape \[3\], and the batch has 4 samples",
+        ),
         (3, "how many samples a int holds"),
         ({"x": torch.rand(4, 2), "o": object()}, "not known how to split a object"),
     ],

@@ -5,6 +5,7 @@ It holds the size and SHA-256 of every file, and its own: a torn or altered mani
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import importlib.metadata
@@ -14,10 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from brainlib.checkpoint.beside import settled
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.metadata import restore_nonfinite, without_nonfinite
 from brainlib.common.errors import nearest, quoted
@@ -107,7 +109,8 @@ class Checkpoint:
         writer: For the Checkpointer: what `wait` asks.
 
     A save returns it at once and writes in the background: until `wait` returns, its folder may not be there yet, and
-    `files` is empty.
+    `files` is empty. A copy by `copy` waits for the same write. One that was pickled before that was over looks for the
+    checkpoint on the disk, since the process that has it may be another one.
 
     >>> import tempfile
     >>> from brainlib.checkpoint import Checkpointer
@@ -134,12 +137,18 @@ class Checkpoint:
     snapshot_of: str | None = None
     number: int = 0
     writer: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    _is_told: ClassVar[bool] = (
+        False  # of an instance: whether what is known only once it is written has been told
+    )
 
     def wait(self) -> Checkpoint:
         """Returns the checkpoint itself when all of it is on the disk; at once for one that was found there.
 
+        With several ranks the main one writes: on the others it returns at once.
+
         Raises:
-            CheckpointError, OSError: It could not be written; what the message says holds for this very one.
+            CheckpointError, OSError: It could not be written; what the message says holds for this very one. Or this
+                is a copy that was pickled while another process wrote it, and it is not on the disk.
         """
         if self.writer is not None:
             self.writer()
@@ -151,9 +160,58 @@ class Checkpoint:
             object.__setattr__(self, name, getattr(written, name))
         self.files.update(written.files)
         self.recoverables.update(written.recoverables)
+        object.__setattr__(self, "_is_told", True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "writer": None}
+        return {**self.__dict__, "writer": None, "_is_told": self._is_told or self.writer is None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._is_told:  # nobody here can be asked
+            object.__setattr__(self, "writer", self._look)
+
+    def __copy__(self) -> Checkpoint:
+        return self._twin(lambda value: value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Checkpoint:
+        return self._twin(lambda value: copy.deepcopy(value, memo))
+
+    def _twin(self, copied: Callable[[Any], Any]) -> Checkpoint:
+        """A copy in the same process: it waits for the same write, and then learns what came of it."""
+        twin = replace(
+            self,
+            **{key: copied(getattr(self, key)) for key in ("meta", "counters", "environment")},
+            files=dict(self.files),
+            recoverables=dict(self.recoverables),
+        )
+        if self.writer is not None:
+
+            def wait_and_learn() -> None:
+                self.wait()
+                twin.fill(self)
+
+            object.__setattr__(twin, "writer", wait_and_learn)
+            object.__setattr__(twin, "_is_told", self._is_told)
+        return twin
+
+    def _look(self) -> None:
+        """For a copy that was pickled before the checkpoint was written: `wait`, as far as that is possible here."""
+        settled(self.path)  # in the process that writes it there is a thread to wait for
+        try:
+            written = read(self.path)
+        except DamagedCheckpointError as error:
+            raise CheckpointError(
+                f"{self.path} is not there, or not yet: {error}. This is a copy that was pickled while the checkpoint "
+                "was being written, and only the process that writes it can wait for it: call wait() there, and pickle "
+                "it then"
+            ) from error
+        if written != self:
+            raise CheckpointError(
+                f"{self.path} is another checkpoint (commit {written.commit}) than the one that this copy was pickled "
+                f"of (commit {self.commit}): call wait() before a checkpoint is pickled"
+            )
+        self.fill(written)
+        object.__setattr__(self, "writer", None)
 
     @property
     def paramfiles(self) -> dict[str, Path]:

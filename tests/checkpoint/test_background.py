@@ -462,6 +462,75 @@ def test_it_can_be_pickled(tmp_path: Path) -> None:
     assert again.save_checkpoint().wait().commit == 2
 
 
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "deepcopy inside of something": lambda checkpoint: copy.deepcopy({"best": [checkpoint]})["best"][0],
+    "copy of a copy": lambda checkpoint: copy.copy(copy.deepcopy(checkpoint)),
+    "pickle": lambda checkpoint: pickle.loads(pickle.dumps(checkpoint)),
+    "pickle of a copy": lambda checkpoint: pickle.loads(pickle.dumps(copy.deepcopy(checkpoint))),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
+def test_a_copy_of_a_checkpoint_waits_too(copied: Callable[[Any], Any], tmp_path: Path) -> None:
+    disk = SlowDisk()
+    checkpointer = beside(disk, tmp_path, linear())
+    checkpoint = checkpointer.save_checkpoint({"n": 1})
+    twin = copied(checkpoint)
+    assert twin is not checkpoint and twin == checkpoint and twin.files == {} and checkpointer.busy
+    threading.Timer(0.05, disk.gate.set).start()
+    assert twin.wait() is twin
+    assert (twin.path / "manifest.json").exists() and not checkpointer.busy
+    assert twin.files == checkpoint.files and set(twin.files) == {"model.pt"}
+    assert twin.paramfiles == {"model": tmp_path / "commit-00000001" / "model.pt"}
+    assert twin.saved("model").kind == "module" and twin.wait() is twin
+    assert copied(twin).wait().files == twin.files, "once it is there"
+
+
+@pytest.mark.parametrize("copied", [COPIES["copy"], COPIES["deepcopy"], COPIES["copy of a copy"]])
+def test_a_copy_learns_of_an_error(copied: Callable[[Any], Any], tmp_path: Path) -> None:
+    disk = FullDisk()
+    disk.full = True
+    checkpointer = beside(disk, tmp_path, linear(), retry=Retry(()))
+    twin = copied(checkpointer.save_checkpoint())
+    with pytest.raises(OSError, match="No space left"):
+        twin.wait()
+
+
+def test_what_a_pickled_copy_cannot_wait_for_is_said(tmp_path: Path) -> None:
+    """In another process: nothing is there yet, nothing is there any more, and another checkpoint is there."""
+    disk = SlowDisk()
+    checkpointer = beside(disk, tmp_path, linear())
+    checkpoint = checkpointer.save_checkpoint({"n": 1})
+    (tmp_path / "pickle").write_bytes(pickle.dumps(checkpoint))
+    script = f"""
+import pathlib, pickle
+from brainlib.checkpoint import CheckpointError
+twin = pickle.loads(pathlib.Path({str(tmp_path / "pickle")!r}).read_bytes())
+try:
+    print(sorted(twin.wait().files))
+except CheckpointError as error:
+    print(error)
+"""
+
+    def elsewhere() -> str:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    told = elsewhere()
+    assert told.startswith(f"{checkpoint.path} is not there, or not yet: it has no manifest.json.")
+    assert "only the process that writes it can wait for it: call wait() there" in told
+    disk.gate.set()
+    checkpoint.wait()
+    assert elsewhere() == "['model.pt']"
+    checkpointer.delete(checkpoint)
+    assert elsewhere().startswith(f"{checkpoint.path} is not there")
+    other = Checkpointer(tmp_path, {"model": linear()}).save_checkpoint().wait()
+    other.path.rename(checkpoint.path)
+    assert "is another checkpoint (commit" in elsewhere()
+
+
 def test_ctrl_c_in_saves_loses_nothing_and_blocks_nothing(tmp_path: Path) -> None:
     """Real ones, at random moments, from outside."""
     script = (

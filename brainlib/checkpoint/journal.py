@@ -43,6 +43,8 @@ class Record:
         name: The name it was saved under; None for an unnamed one.
         size: The bytes of its files together, without the manifest.
         metrics: The numbers in its metadata.
+        snapshot_of: The name of the `Snapshot` that made it; None for all others.
+        number: Which one of that `Snapshot` it is, from 1; else 0.
 
     >>> import tempfile, torch
     >>> from brainlib.checkpoint import Checkpointer
@@ -62,6 +64,8 @@ class Record:
     name: str | None
     size: int
     metrics: dict[str, float] = field(compare=False)
+    snapshot_of: str | None = None
+    number: int = 0
 
 
 def record_of(checkpoint: Checkpoint) -> Record:
@@ -76,6 +80,8 @@ def record_of(checkpoint: Checkpoint) -> Record:
         name=checkpoint.name,
         size=sum(file.size for file in checkpoint.files.values()),
         metrics={key: value for key, value in checkpoint.meta.items() if _is_number(value)},
+        snapshot_of=checkpoint.snapshot_of,
+        number=checkpoint.number,
     )
 
 
@@ -94,6 +100,8 @@ def to_line(checkpoint: Checkpoint, seal: Seal) -> bytes:
             "iteration": record.iteration,
             "epoch": record.epoch,
             "reason": record.reason,
+            "snapshot_of": record.snapshot_of,
+            "number": record.number,
             "metrics": {
                 key: value if not isinstance(value, float) or math.isfinite(value) else str(value)
                 for key, value in record.metrics.items()
@@ -116,7 +124,7 @@ def to_lines(sealed: Iterable[tuple[Seal, Checkpoint]]) -> bytes:
         sealed: Checkpoints with the seals of their manifests.
 
     >>> to_lines([((1, 2, 3), Checkpoint(Path("commit-00000007"), {"loss": 0.5}, 7))])[:22]
-    b'{"crc": "a73509b7", "t'
+    b'{"crc": "c80791af", "t'
     """
     return b"".join(to_line(c, seal) for seal, c in sorted(sealed, key=lambda item: item[1].commit))
 
@@ -143,8 +151,16 @@ def from_line(line: bytes, folder: Path) -> tuple[Seal, Record] | None:
                 key: float(value) if isinstance(value, str) else value
                 for key, value in content["metrics"].items()
             },
+            snapshot_of=content["snapshot_of"],
+            number=int(content["number"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # somebody else wrote it
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # somebody else, or an older version, wrote it
         return None
 
 

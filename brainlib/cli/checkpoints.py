@@ -118,7 +118,19 @@ def _show(given: argparse.Namespace) -> int:
         print(to_json({**_entry(checkpoint), **_details(checkpoint), "damaged": wrong}, indent=1))
         return int(wrong is not None)
     entry = _entry(checkpoint)
-    for key in ("path", "commit", "reason", "name", "end_of_epoch", "saved_at", "world_size"):
+    for key in (
+        "path",
+        "commit",
+        "reason",
+        "snapshot_of",
+        "number",
+        "name",
+        "end_of_epoch",
+        "saved_at",
+        "world_size",
+    ):
+        if key in ("snapshot_of", "number") and checkpoint.snapshot_of is None:
+            continue
         print(f"{key.replace('_', ' ')}: {_word(entry[key])}")
     print(f"best means: {' '.join(checkpoint.criterion) if checkpoint.criterion else 'not said'}")
     for title, values in (
@@ -327,6 +339,8 @@ def _entry(checkpoint: Checkpoint) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "commit": checkpoint.commit,
         "reason": checkpoint.reason,
+        "snapshot_of": checkpoint.snapshot_of,
+        "number": checkpoint.number,
         "name": checkpoint.name,
         "end_of_epoch": checkpoint.end_of_epoch,
         "counters": checkpoint.counters,
@@ -357,13 +371,22 @@ def _row(record: Record) -> tuple[str, ...]:
     return (
         str(record.commit),
         record.path.name,
-        record.reason,
+        _made_by(record),
         "-" if record.epoch is None else str(record.epoch),
         "-" if record.iteration is None else str(record.iteration),
         _bytes(record.size),
         _date(record.time),
         ", ".join(f"{key} {value:.6g}" for key, value in numbers.items()) or "-",
     )
+
+
+def _made_by(record: Record) -> str:
+    """Why it was made; of a Snapshot also which one, and by which, since that is who lets it go."""
+    if record.snapshot_of is None:
+        return record.reason
+    if record.reason == "error":
+        return f"error, by {_word(record.snapshot_of)}"
+    return f"{record.reason} {record.number} of {_word(record.snapshot_of)}"
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:

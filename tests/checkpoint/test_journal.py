@@ -34,8 +34,8 @@ def agree(folder: Path, records: list[Record] | None = None) -> list[Record]:
     """The records, which say what the manifests say."""
     records = read_records(folder) if records is None else records
     listed = Checkpointer(folder).list_checkpoints()
-    assert [(r.path, r.commit, r.time, r.reason, r.name) for r in records] == [
-        (c.path, c.commit, c.time, c.reason, c.name) for c in listed
+    assert [(r.path, r.commit, r.time, r.reason, r.name, r.snapshot_of, r.number) for r in records] == [
+        (c.path, c.commit, c.time, c.reason, c.name, c.snapshot_of, c.number) for c in listed
     ]
     assert [r.metrics["loss"] for r in records] == [c.meta["loss"] for c in listed]
     assert [r.size for r in records] == [sum(file.size for file in c.files.values()) for c in listed]

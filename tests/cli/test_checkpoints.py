@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import brainlib as bl
 from brainlib.checkpoint import manifest
 from brainlib.cli import main
+from tests.brain.small import Regression, batches, sgd
+from tests.brain.small import linear as regression_model
 from tests.checkpoint.small import Counter, Trainer, fill, linear
 from tests.checkpoint.small import Foreground as Checkpointer
 
@@ -81,6 +86,84 @@ def test_ls_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0 and [entry["commit"] for entry in entries] == [4, 3, 2, 1]
     assert entries[2]["meta"] == {"loss": "nan", "remark": "warm"} and entries[2]["damaged"] is None
     assert entries[1]["counters"]["optimizer_step"] == 300
+
+
+@pytest.fixture
+def folder_of_snapshots(tmp_path: Path) -> Path:
+    """What a run leaves with two Snapshots, one of them at an error, its own automatic saves and one of the script."""
+
+    class Failing(Regression):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            if epoch == 2:
+                raise RuntimeError("no")
+            if epoch == 0:
+                self.checkpointer.save_checkpoint({"mine": 1.0}, name="first")
+
+    brain = Failing(
+        {"model": regression_model()},
+        sgd,
+        run_opts={"noprogressbar": True},
+        checkpointer=bl.Checkpointer(tmp_path / "save", background=False),
+        extensions=[
+            bl.Snapshot(max_size=1, trigger=(2, "step"), name="two words"),
+            bl.Snapshot(snapshot_on_error=True),
+        ],
+    )
+    with pytest.raises(RuntimeError, match="no"):
+        brain.fit(range(3), batches(2, 2, 2))
+    return tmp_path / "save"
+
+
+def test_ls_says_whose_a_checkpoint_is(
+    folder_of_snapshots: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:  # it is in the journal
+        patch.setattr(manifest, "read", lambda path: pytest.fail(f"read the manifest of {path}"))
+        status, out, _ = brainlib(capsys, "ls", folder_of_snapshots)
+    assert status == 0
+    reasons = [re.split("  +", line)[2] for line in out.splitlines()]
+    listed = bl.Checkpointer(folder_of_snapshots).list_checkpoints()
+    assert reasons == [
+        "reason",
+        *(
+            f"error, by {c.snapshot_of}"
+            if c.reason == "error"
+            else f"snapshot {c.number} of {c.snapshot_of}"
+            if c.reason == "snapshot"
+            else c.reason
+            for c in listed
+        ),
+    ]
+    assert {"error, by Snapshot", "user", "snapshot 1 of Snapshot", "snapshot 2 of Snapshot"} <= set(reasons)
+    assert sum(reason.endswith(" of two words") for reason in reasons) == 1
+    entries = json.loads(brainlib(capsys, "ls", folder_of_snapshots, "--json")[1])
+    assert [(e["snapshot_of"], e["number"]) for e in entries] == [(c.snapshot_of, c.number) for c in listed]
+    mine = next(c for c in listed if c.snapshot_of == "two words")
+    assert f"snapshot of: two words\nnumber: {mine.number}\n" in brainlib(capsys, "show", mine.path)[1]
+    user = next(c for c in listed if c.reason == "user")
+    assert "snapshot of" not in brainlib(capsys, "show", user.path)[1]
+
+
+def test_ls_of_a_journal_that_does_not_know_of_snapshots(
+    folder_of_snapshots: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines of an older version: the manifests are asked, and nothing is changed."""
+    whole = brainlib(capsys, "ls", folder_of_snapshots)
+    journal = folder_of_snapshots / "records.jsonl"
+    older = b""
+    for line in journal.read_bytes().splitlines():
+        known = {k: v for k, v in json.loads(line).items() if k not in ("crc", "snapshot_of", "number")}
+        rest = json.dumps(known).encode()[1:]
+        older += b'{"crc": "%08x", %s\n' % (zlib.crc32(rest), rest)
+    journal.write_bytes(older)
+    before = snapshot_of(folder_of_snapshots)
+    assert brainlib(capsys, "ls", folder_of_snapshots) == whole
+    assert snapshot_of(folder_of_snapshots) == before
+
+
+def test_a_name_of_a_snapshot_may_hold_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Checkpointer(tmp_path, {"model": linear()}).save_checkpoint(reason="snapshot", snapshot=("\x1b[2J", 1))
+    assert "snapshot 1 of '\\x1b[2J'" in brainlib(capsys, "ls", tmp_path)[1]
 
 
 def test_ls_tells_what_is_damaged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

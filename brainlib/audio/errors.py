@@ -11,7 +11,8 @@ class AudioError(ValueError):
     Attributes:
         path: the file.
         kind: "empty" (not a sample in it), "truncated" (it ends before what its header says), "corrupt" (it cannot be
-            decoded, or not a number), "rate", "channels" or "segment" (it has other ones than were asked for).
+            decoded, or not a number), "rate", "channels" or "segment" (it has other ones than were asked for). In what
+            `find_bad_audio` returns also "missing" (there is no such file) and "unreadable" (the system refuses it).
 
     >>> error = AudioError("a.wav", "empty", "there is not a sample in it")
     >>> print(error.kind, "-", error)

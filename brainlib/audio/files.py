@@ -240,10 +240,8 @@ def find_bad_audio(
         channel: as in `read_audio`.
 
     Returns:
-        What is wrong, by path, in the order given; empty where all is well.
-
-    Raises:
-        OSError: a file is missing.
+        What is wrong, by path, in the order given; empty where all is well. A file that is missing or may not be read
+        is one of the bad ones: the look through the others goes on.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -259,6 +257,11 @@ def find_bad_audio(
             read_audio(path, sample_rate=sample_rate, resample=resample, channel=channel)
         except AudioError as error:
             bad[os.fspath(path)] = error
+        except FileNotFoundError:
+            bad[os.fspath(path)] = AudioError(os.fspath(path), "missing", "there is no such file")
+        except OSError as error:
+            told = f"it cannot be read ({error.strerror or error})"
+            bad[os.fspath(path)] = AudioError(os.fspath(path), "unreadable", told)
     return bad
 
 

@@ -20,12 +20,18 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def quoted(names: Iterable[object]) -> str:
+def quoted(names: Iterable[object], most: int | None = None) -> str:
     """Names as a readable list.
+
+    Args:
+        names: what is listed.
+        most: how many are named; of the rest it is said how many they are. None: all.
 
     >>> quoted(["a", "b"])
     "'a', 'b'"
-    >>> quoted([])
-    'none'
+    >>> quoted([]), quoted("abcde", most=2)
+    ('none', "'a', 'b' and 3 more")
     """
-    return ", ".join(repr(name) for name in names) or "none"
+    named = [repr(name) for name in names]
+    more = "" if most is None or len(named) <= most else f" and {len(named) - most} more"
+    return ", ".join(named[:most]) + more or "none"

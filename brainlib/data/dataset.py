@@ -16,9 +16,11 @@ from brainlib.common.errors import quoted
 from brainlib.data import manifests
 from brainlib.data.item_cache import ItemCache
 from brainlib.data.pipeline import DynamicItem, Pipeline, why_not_picklable
-from brainlib.data.rows import Numbers, Rows
+from brainlib.data.rows import Numbers, Rows, short_list, short_mapping
 
 __all__ = ["DynamicItemDataset", "add_dynamic_item", "set_output_keys"]
+
+_MOST_NAMED = 8  # keys in a repr
 
 OutputKeys = Mapping[str, str] | Iterable[str]
 
@@ -151,6 +153,13 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
 
+    def __repr__(self) -> str:
+        pairs = [name if name == key else f"{name}={key}" for name, key in self._outputs[0]]
+        told = f"items hold {_listed(pairs)}" if pairs else "items hold the rows"
+        computed = f"; computed: {_listed(self.pipeline.items)}" if self.pipeline.items else ""
+        rows = _listed(self._rows.columns) if self._rows.columns else "nothing"
+        return f"{type(self).__name__}({counted(len(self), 'item')}; rows: {rows}{computed}; {told})"
+
     def _number(self, index: int) -> int:
         index = operator.index(index)
         size = len(self)
@@ -278,22 +287,20 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
             select_n: take the first so many that pass, before they are sorted.
 
         Raises:
-            ValueError: for a key that is not there.
+            ValueError: for a key that is not there, and for values that cannot be compared, such as a text with a
+                number: it names the key, the item and both types.
 
         >>> data = DynamicItemDataset({"a": {"n": 3}, "b": {"n": 1}, "c": {"n": 2}})
         >>> list(data.filtered_sorted(key_min_value={"n": 2}, sort_key="n").data_ids)
         ['c', 'a']
         """
-        tests: list[tuple[str, Callable[[Any], Any]]] = [
-            *(
-                (key, lambda value, least=least: value >= least)
-                for key, least in (key_min_value or {}).items()
-            ),
-            *((key, lambda value, most=most: value <= most) for key, most in (key_max_value or {}).items()),
-        ]
         passing = np.arange(len(self))
-        for key, test in tests:
-            passing = passing[self._test(key, test, passing)]
+        for given, bounds, test in (
+            ("key_min_value", key_min_value, operator.ge),
+            ("key_max_value", key_max_value, operator.le),
+        ):
+            for key, bound in (bounds or {}).items():
+                passing = passing[self._within(key, test, bound, f"{given}[{key!r}]", passing)]
         if key_test:
             passing = self._one_by_one(passing, key_test, select_n)
         passing = passing[:select_n]
@@ -301,14 +308,30 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
             passing = passing[self._sorting(sort_key, passing, reverse)]
         return self.subset(passing)
 
-    def _test(self, key: str, test: Callable[[Any], Any], indices: np.ndarray[Any, Any]) -> Any:
+    def _within(
+        self,
+        key: str,
+        test: Callable[[Any, Any], Any],
+        bound: Any,
+        given: str,
+        indices: np.ndarray[Any, Any],
+    ) -> Any:
+        """Which of the items have a value on the right side of the bound."""
         column = self._rows.columns.get(key)
-        if isinstance(column, Numbers):
-            return test(column.values[indices if self._numbers is None else self._numbers[indices]])
+        if isinstance(column, Numbers) and _is_number(bound):
+            return test(column.values[indices if self._numbers is None else self._numbers[indices]], bound)
+        passed = np.zeros(len(indices), bool)
         with self.output_keys_as([key]):
-            return np.fromiter(
-                (bool(test(self[index][key])) for index in indices.tolist()), bool, len(indices)
-            )
+            for at, index in enumerate(indices.tolist()):
+                value = self[index][key]
+                try:
+                    passed[at] = bool(test(value, bound))
+                except TypeError as error:
+                    raise ValueError(
+                        f"the key {key!r} of the item {self.data_ids[index]!r} is {_told(value)}, and {given} is "
+                        f"{_told(bound)}: these cannot be compared. {_REMEDY}"
+                    ) from error
+        return passed
 
     def _one_by_one(
         self, indices: np.ndarray[Any, Any], tests: Mapping[str, Callable[[Any], Any]], most: int | None
@@ -332,7 +355,16 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
             return np.argsort(values, kind="stable")
         with self.output_keys_as([key]):
             found = [self[index][key] for index in indices.tolist()]
-        return np.array(sorted(range(len(found)), key=found.__getitem__, reverse=reverse), np.int64)
+        try:
+            return np.array(sorted(range(len(found)), key=found.__getitem__, reverse=reverse), np.int64)
+        except TypeError as error:
+            one, other = _not_alike(found)
+            ids = self.data_ids
+            raise ValueError(
+                f"the key {key!r} cannot be sorted by: of the item {ids[indices.item(one)]!r} it is "
+                f"{_told(found[one])}, and of {ids[indices.item(other)]!r} {_told(found[other])}, which cannot be "
+                f"compared. {_REMEDY}"
+            ) from error
 
     def subset(self, items: Iterable[int] | Iterable[str]) -> DynamicItemDataset:
         """Some of the items, by their numbers in this set, by an array that masks, or by their ids, in the order given.
@@ -393,11 +425,45 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
                 )
 
 
+_REMEDY = (
+    "Let all items have one type: types={...} of from_csv makes numbers of texts, a dynamic item can do so for others; "
+    "key_test leaves out what does not fit"
+)
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+
+
+def _told(value: Any) -> str:
+    text = repr(value)
+    return f"of the type {type(value).__name__} ({text if len(text) <= 40 else text[:37] + '...'})"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number, np.bool_))
+
+
+def _not_alike(values: Sequence[Any]) -> tuple[int, int]:
+    """The places of two values that cannot be compared; there are some."""
+    for place in range(1, len(values)):
+        for other in (0, place - 1):
+            try:
+                _ = values[other] < values[place]
+            except TypeError:
+                return other, place
+    return 0, len(values) - 1
+
+
 class _Picked(Sequence[str]):
     """Some ids of many."""
 
     def __init__(self, ids: Sequence[str], numbers: np.ndarray[Any, Any]) -> None:
         self._ids, self._numbers = ids, numbers
+
+    def __repr__(self) -> str:
+        return short_list(self)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -413,6 +479,9 @@ class _Some(Mapping[str, dict[str, Any]]):
 
     def __init__(self, rows: Rows, numbers: np.ndarray[Any, Any]) -> None:
         self._rows, self._numbers = rows, numbers
+
+    def __repr__(self) -> str:
+        return short_mapping(self)
 
     def __len__(self) -> int:
         return len(self._numbers)

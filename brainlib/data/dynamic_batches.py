@@ -117,6 +117,14 @@ class DynamicBatchSampler(PlannedBatchSampler):
         num_batches = int((np.bincount(self._bucket) / self._sizes).sum())
         self.num_alike = num_alike or max(1, min(_MOST_ALIKE, num_batches // _GROUPS))
 
+    def _what(self) -> str:
+        most = "" if self.max_batch_ex is None else f", of {counted(self.max_batch_ex, 'item')} at most"
+        dropped = f", {len(self.dropped)} dropped" if self.dropped else ""
+        return (
+            f"{counted(len(self._items), 'item')}{dropped}, batches of a length up to {self.max_batch_length:g}{most}, "
+            f"{counted(len(self._sizes), 'bucket')}"
+        )
+
     def _fitting(self, tops: Array) -> Array:
         """How many items of a length fit into a batch."""
         sizes = np.floor(self.max_batch_length / tops).astype(np.int64)

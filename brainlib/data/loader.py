@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from brainlib.common.counted import counted
 from brainlib.data.dataset import DynamicItemDataset
 from brainlib.data.padded_batch import PaddedBatch
 from brainlib.data.sources import BatchSource, IterableBatches, LoaderBatches
@@ -33,6 +34,14 @@ def _with_collate(dataset: Any, options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(inner, DynamicItemDataset) and batches and options.get("collate_fn") is None:
         return {**options, "collate_fn": PaddedBatch}
     return options
+
+
+def _told(dataset: Any) -> str:
+    """What is loaded, in a word or two."""
+    known = hasattr(type(dataset), "__len__")
+    return (
+        f"{counted(len(dataset), 'item')} of a {type(dataset).__name__}" if known else type(dataset).__name__
+    )
 
 
 class _Plainly:
@@ -75,6 +84,12 @@ class SaveableDataLoader(DataLoader[Any]):
         self._seed = seed
         self._epoch = self._position = 0
         self._source: BatchSource | None = None
+
+    def __repr__(self) -> str:
+        size = "batches of the sampler" if self.batch_size is None else f"{self.batch_size} a batch"
+        workers = f", {counted(self.num_workers, 'worker')}" if self.num_workers else ""
+        where = f"epoch {self._epoch}, batch {self._position}"
+        return f"{type(self).__name__}({_told(self.dataset)}, {size}{workers}; stands at {where})"
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch, counted from 0, the next time it is iterated."""

@@ -14,6 +14,7 @@ are replaced: ``$data_root`` or ``${data_root}`` in CSV and Kaldi files, ``{data
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from typing import Any
 
 from brainlib.common.counted import counted
 from brainlib.common.errors import quoted
+from brainlib.common.logs import logger
 from brainlib.data.rows import MISSING, Rows, RowsBuilder
 
 __all__ = ["read_csv", "read_json", "read_jsonl", "read_kaldi"]
@@ -34,6 +36,7 @@ Replacements = Mapping[str, Any]
 
 _CHUNK = 512  # rows that are read and packed together: of more, the garbage collector takes half of the time
 _ID_NAMES = ("ID", "id")
+_MOST_PLACEHOLDERS = 5  # that are named in a warning
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
@@ -59,8 +62,8 @@ def read_csv(
     {'id': 'utt1', 'duration': 1.5, 'wav': '/corpus/1.wav', 'text': 'it costs $5'}
     """
     types = {"duration": float, **(types or {})}
-    replace = _replacer(replacements, r"\$(?:(NAMES)(?![A-Za-z0-9_])|\{(NAMES)\})", "$")
     name = os.fspath(path)
+    replace = _replacer(replacements, _DOLLARS, name)
     lines = _Lines(name, _csv_lines)
     with _open(name) as file:
         reader = csv.reader(file, skipinitialspace=True, strict=True)
@@ -77,6 +80,8 @@ def read_csv(
             with _csv_errors(name, reader):
                 rows = list(islice(reader, _CHUNK))
             if not rows:
+                if replace is not None:
+                    replace.say_unused()
                 return builder.rows()
             if set(map(len, rows)) != {len(names)}:
                 rows = [row for row in rows if row]  # empty lines
@@ -167,7 +172,8 @@ def read_json(path: PathLike, replacements: Replacements | None = None) -> Rows:
     >>> read_json("corpus.json", {"data_root": "/corpus"})["utt1"]
     {'id': 'utt1', 'wav': '/corpus/1.wav', 'text': '{laughs} no'}
     """
-    name, replace = os.fspath(path), _json_replacer(replacements)
+    name = os.fspath(path)
+    replace = _replacer(replacements, _BRACES, name)
     with _open(name) as file:
         try:
             data = json.load(file, object_pairs_hook=lambda pairs: _once(pairs, name))
@@ -181,6 +187,7 @@ def read_json(path: PathLike, replacements: Replacements | None = None) -> Rows:
         raise ValueError(f"{name} holds a {type(data).__name__}; it must hold an object, from ids to objects")
     if replace is not None:
         data = {id_: _deep(row, replace) for id_, row in data.items()}
+        replace.say_unused()
     try:
         return Rows.of(data, name)
     except ValueError as error:
@@ -210,7 +217,8 @@ def read_jsonl(path: PathLike, replacements: Replacements | None = None) -> Rows
     >>> read_jsonl("corpus.jsonl")["utt1"]
     {'id': 'utt1', 'text': 'it costs $5'}
     """
-    name, replace = os.fspath(path), _json_replacer(replacements)
+    name = os.fspath(path)
+    replace = _replacer(replacements, _BRACES, name)
     lines = _Lines(name, _full_lines)
     builder = RowsBuilder(name, lines.of_two)
     with _open(name) as file:
@@ -220,6 +228,8 @@ def read_jsonl(path: PathLike, replacements: Replacements | None = None) -> Rows
             except UnicodeDecodeError as error:
                 raise _not_utf8(name, error) from error
             if not chunk:
+                if replace is not None:
+                    replace.say_unused()
                 return builder.rows()
             chunk = [line for line in chunk if not line.isspace()]
             rows = _objects(chunk, lines.after(builder.num_rows))
@@ -289,9 +299,7 @@ def read_kaldi(folder: PathLike, replacements: Replacements | None = None) -> Ro
     {'id': 'utt1', 'wav': '/corpus/1.wav', 'text': 'it costs $5'}
     """
     home = Path(folder)
-    replace = _replacer(replacements, r"\$(?:(NAMES)(?![A-Za-z0-9_])|\{(NAMES)\})", "$") or (
-        lambda text: text
-    )
+    replace = _replacer(replacements, _DOLLARS, str(home / "wav.scp"))
     if not (home / "wav.scp").is_file():
         raise ValueError(f"there is no wav.scp in {os.fspath(folder)}; a Kaldi folder has at least that file")
     wavs: dict[str, str] = {}
@@ -301,7 +309,9 @@ def read_kaldi(folder: PathLike, replacements: Replacements | None = None) -> Ro
                 f"{home / 'wav.scp'}: the recording {id_!r} is the command {path!r}. Nothing is run to read data: "
                 "write the audio to files first, and name these"
             )
-        wavs[id_] = replace(path)
+        wavs[id_] = path if replace is None else replace(path)
+    if replace is not None:
+        replace.say_unused()
     rows: dict[str, dict[str, Any]]
     if (home / "segments").is_file():
         rows = dict(_segments(home / "segments", wavs))
@@ -412,29 +422,80 @@ class _Lines:
         return f"on lines {self.of(first)} and {self.of(second)} of {self._path}"
 
 
-def _replacer(replacements: Replacements | None, pattern: str, mark: str) -> Callable[[str], str] | None:
-    """What replaces the names, and nothing else; None where there is nothing to replace."""
-    if not replacements:
-        return None
-    for name in replacements:
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(
-                f"replacements has the name {name!r}; a name is made of letters, digits and underscores"
+# How a name stands in a text: $name or ${name} where texts are plain, {name} in JSON.
+_DOLLARS = r"\$(?:(NAMES)(?![A-Za-z0-9_])|\{(NAMES)\})", "$", ("${0}", "${{{0}}}")
+_BRACES = r"\{(NAMES)\}", "{", ("{{{0}}}",)
+_A_PLACEHOLDER = re.compile(r"\$?\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)")
+
+
+class _Replacer:
+    """Replaces names by what they stand for, and nothing else."""
+
+    def __init__(self, replacements: Replacements, way: tuple[str, str, tuple[str, ...]], file: str) -> None:
+        pattern, self._mark, self._forms = way
+        for name in replacements:
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ValueError(
+                    f"replacements has the name {name!r}; a name is made of letters, digits and underscores"
+                )
+        self._texts = {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+            for name, value in replacements.items()
+        }
+        self._find = re.compile(pattern.replace("NAMES", "|".join(map(re.escape, self._texts)))).sub
+        self._file = file
+        self._used: set[str] = set()
+
+    def __call__(self, text: str) -> str:
+        return self._find(self._text_of, text) if self._mark in text else text
+
+    def _text_of(self, match: re.Match[str]) -> str:
+        name = next(group for group in match.groups() if group)
+        self._used.add(name)
+        return self._texts[name]
+
+    def say_unused(self) -> None:
+        """Warn of names that stand nowhere in the file, and name what there looks most like each."""
+        unused = [name for name in self._texts if name not in self._used]
+        if not unused:
+            return
+        there = self._placeholders()
+        for name in unused:
+            forms = " or ".join(form.format(name) for form in self._forms)
+            by_lower = {each.lower(): text for each, text in there.items()}
+            close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+            if close:
+                hint = f"the nearest that it has is {by_lower[close[0]]}"
+            elif there:
+                hint = "it has " + ", ".join(list(there.values())[:_MOST_PLACEHOLDERS])
+                hint += "" if len(there) <= _MOST_PLACEHOLDERS else ", ..."
+            else:
+                hint = "it has none at all"
+            logger.warning(
+                "the replacement %r has no effect: %s has no placeholder %s; %s",
+                name,
+                self._file,
+                forms,
+                hint,
             )
-    texts = {
-        name: os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-        for name, value in replacements.items()
-    }
-    find = re.compile(pattern.replace("NAMES", "|".join(map(re.escape, texts)))).sub
 
-    def text_of(match: re.Match[str]) -> str:
-        return texts[next(group for group in match.groups() if group)]
+    def _placeholders(self) -> dict[str, str]:
+        """What else in the file looks like one, by its name, as it stands there."""
+        found: dict[str, str] = {}
+        with _open(self._file) as file:
+            for line in file:
+                if "$" in line or "{" in line:
+                    for match in _A_PLACEHOLDER.finditer(line):
+                        if (name := match[1] or match[2]) not in self._used:
+                            found.setdefault(name, match[0])
+        return found
 
-    return lambda text: find(text_of, text) if mark in text else text
 
-
-def _json_replacer(replacements: Replacements | None) -> Callable[[str], str] | None:
-    return _replacer(replacements, r"\{(NAMES)\}", "{")
+def _replacer(
+    replacements: Replacements | None, way: tuple[str, str, tuple[str, ...]], file: str
+) -> _Replacer | None:
+    """What replaces the names in what is read from a file; None where there is nothing to replace."""
+    return _Replacer(replacements, way, file) if replacements else None
 
 
 def _deep(value: Any, replace: Callable[[str], str]) -> Any:

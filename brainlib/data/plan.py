@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from brainlib.common.counted import counted
 from brainlib.common.logs import logger
 from brainlib.seeding import derive, last_seed
 
@@ -82,6 +83,14 @@ class _Epochs:
         """Say which epoch comes next; a Brain does so itself."""
         self.epoch = int(epoch)
 
+    def __repr__(self) -> str:
+        seed = "that of the run" if self.seed is None else self.seed
+        return f"{type(self).__name__}({self._what()}, seed: {seed}, next epoch: {self.epoch})"
+
+    def _what(self) -> str:
+        """What is in it, for its repr."""
+        return "items"
+
     def own_seed(self) -> int:
         """The seed where there is no run: that given, else that of `seed_everything`, else 0."""
         return self.seed if self.seed is not None else last_seed() or 0
@@ -117,6 +126,10 @@ class PlannedBatchSampler(_Epochs, Sampler[list[int]]):
         self.seed, self.epoch = seed, epoch
         self._batches = batches
         self._last: tuple[tuple[int, int], BatchPlan] | None = None
+
+    def _what(self) -> str:
+        planned = "batches of a plan" if type(self).plan is not PlannedBatchSampler.plan else ""
+        return planned or counted(len(self._batches), "batch", "batches")
 
     def plan(self, seed: int, epoch: int) -> BatchPlan:
         """The batches of an epoch: a function of both arguments."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ class Texts(Sequence[str]):
             "I" if ends.dtype == np.uintc else "q"
         )  # an index of it costs half of one of numpy's
         self._ends.frombytes(ends.tobytes())
+
+    def __repr__(self) -> str:
+        return short_list(self)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -181,6 +185,9 @@ class Rows(Mapping[str, dict[str, Any]]):
             builder.add(chunk, [_checked(each, data[each]) for each in chunk])
         return builder.rows()
 
+    def __repr__(self) -> str:
+        return short_mapping(self)
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -307,6 +314,29 @@ class RowsBuilder:
                 "them different"
             )
         return rows
+
+
+_MOST_SHOWN = 3  # in a repr
+
+
+def short_list(values: Sequence[Any]) -> str:
+    """The first few of many values, as a repr.
+
+    >>> short_list(range(1000)), short_list("ab")
+    ('[0, 1, 2, ... 1000 in all]', "['a', 'b']")
+    """
+    shown = ", ".join(repr(values[number]) for number in range(min(len(values), _MOST_SHOWN)))
+    return f"[{shown}]" if len(values) <= _MOST_SHOWN else f"[{shown}, ... {len(values)} in all]"
+
+
+def short_mapping(rows: Mapping[str, Any]) -> str:
+    """The ids of a few of many rows, as a repr.
+
+    >>> short_mapping({"a": {"n": 1}})
+    "{'a': {...}}"
+    """
+    shown = ", ".join(f"{id_!r}: {{...}}" for id_ in islice(rows, _MOST_SHOWN))
+    return f"{{{shown}}}" if len(rows) <= _MOST_SHOWN else f"{{{shown}, ... {len(rows)} in all}}"
 
 
 def no_such_key(key: str, known: Sequence[str], what: str) -> str:

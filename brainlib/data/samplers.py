@@ -59,6 +59,10 @@ class ReproducibleRandomSampler(_Epochs, Sampler[int]):
             allowed = "at least 1" if most is None else f"from 1 to {most}, or replacement=True"
             raise ValueError(f"num_samples is {self.num_samples}; it must be {allowed}")
 
+    def _what(self) -> str:
+        drawn = "" if self.num_samples == self.num_items else f"{self.num_samples} of "
+        return f"{drawn}{counted(self.num_items, 'item')}{', with replacement' if self.replacement else ''}"
+
     def order(self, seed: int, epoch: int) -> np.ndarray[Any, Any]:
         """The indices of an epoch, int64: a function of both arguments."""
         generator = generator_for(seed, epoch, "sampler")
@@ -171,5 +175,9 @@ class BalancingDataSampler(ReproducibleWeightedRandomSampler):
             else [item[key] for item in dataset]
         )
         _, which, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+        self.key, self.num_values = key, len(counts)
         weights = torch.from_numpy(1.0 / counts[which])
         super().__init__(weights, num_samples or len(values), replacement, seed, epoch)  # type: ignore[arg-type]
+
+    def _what(self) -> str:
+        return f"{super()._what()}, {counted(self.num_values, 'value')} of {self.key!r} alike"

@@ -389,6 +389,35 @@ def test_a_corpus_is_looked_through_before_a_run(tmp_path: Path) -> None:
     assert {Path(path).name: error.kind for path, error in bad.items()} == DEFECTS
 
 
+def test_the_look_goes_on_after_a_file_that_is_not_there(tmp_path: Path, wave: Tensor) -> None:
+    write_audio(tmp_path / "good.wav", wave, RATE)
+    write_audio(tmp_path / "slow.wav", wave, RATE // 2)
+    (tmp_path / "folder.wav").mkdir()
+    (tmp_path / "dangling.wav").symlink_to(tmp_path / "nowhere.wav")
+    names = (
+        "gone.wav",
+        "folder.wav",
+        "good.wav",
+        "dangling.wav",
+        "good.wav/inside.wav",
+        "slow.wav",
+        "a" * 300,
+    )
+    bad = find_bad_audio([tmp_path / name for name in names], sample_rate=RATE)
+    assert [(Path(path).relative_to(tmp_path).as_posix(), error.kind) for path, error in bad.items()] == [
+        ("gone.wav", "missing"),
+        ("folder.wav", "unreadable"),
+        ("dangling.wav", "missing"),
+        ("good.wav/inside.wav", "unreadable"),
+        ("slow.wav", "rate"),
+        ("a" * 300, "unreadable"),
+    ]
+    assert str(bad[str(tmp_path / "gone.wav")]) == f"{tmp_path}/gone.wav: there is no such file"
+    assert "it cannot be read (Is a directory)" in str(bad[str(tmp_path / "folder.wav")])
+    with pytest.raises(FileNotFoundError):  # a run is not to go on without it
+        read_audio(tmp_path / "gone.wav")
+
+
 # ---- writing
 
 

@@ -392,3 +392,87 @@ def test_what_cannot_be_sent_to_spawned_workers_is_said_before_they_start(
         len(list(bl.SaveableDataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork")))
         == 2
     )
+
+
+def mixed() -> bl.DynamicItemDataset:
+    rows: dict[str, dict[str, Any]] = {
+        "a": {"n": 1, "text": "5", "mixed": 1, "missing": 1.5},
+        "b": {"n": 2, "text": "7", "mixed": 2, "missing": None},
+        "c": {"n": 3, "text": "6", "mixed": "3", "missing": 0.5},
+    }
+    data = bl.DynamicItemDataset(rows)
+    data.add_dynamic_item(str, takes="n", provides="as_text")
+    return data
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"key_min_value": {"text": 6}},
+            "'text' of the item 'a' is of the type str ('5'),"
+            " and key_min_value['text'] is of the type int (6)",
+        ),
+        (
+            {"key_max_value": {"n": "2"}},
+            "'n' of the item 'a' is of the type int (1), and key_max_value['n'] is of the type str ('2')",
+        ),
+        ({"key_min_value": {"n": None}}, "key_min_value['n'] is of the type NoneType (None)"),
+        (
+            {"key_max_value": {"as_text": 2.5}},
+            "'as_text' of the item 'a' is of the type str ('1'),"
+            " and key_max_value['as_text'] is of the type float (2.5)",
+        ),
+        ({"key_min_value": {"mixed": 0}}, "'mixed' of the item 'c' is of the type str ('3')"),
+        ({"key_min_value": {"missing": 0.0}}, "'missing' of the item 'b' is of the type NoneType (None)"),
+        (
+            {"sort_key": "mixed"},
+            "'mixed' cannot be sorted by: of the item 'a' it is of the type int (1),"
+            " and of 'c' of the type str ('3')",
+        ),
+        ({"sort_key": "mixed", "reverse": True}, "of the type int (1), and of 'c' of the type str ('3')"),
+        (
+            {"sort_key": "missing"},
+            "of the item 'a' it is of the type float (1.5), and of 'b' of the type NoneType (None)",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_said_with_key_item_and_types(given: dict[str, Any], told: str) -> None:
+    data = mixed()
+    with pytest.raises(ValueError, match="one type: types=") as caught:
+        data.filtered_sorted(**given)
+    assert told in str(caught.value)
+    part = data.subset([2, 1, 0])  # the id is that of the item, wherever it stands in a part
+    with pytest.raises(ValueError, match="one type: types="):
+        part.filtered_sorted(**given)
+    assert data[0]["n"] == 1, "the output keys are as before"
+
+
+def test_what_can_be_compared_is_compared() -> None:
+    data = mixed()
+    assert list(data.filtered_sorted(key_min_value={"n": np.int64(2)}).data_ids) == ["b", "c"]
+    assert list(data.filtered_sorted(key_min_value={"n": True}).data_ids) == ["a", "b", "c"]
+    assert list(data.filtered_sorted(key_max_value={"text": "6"}, sort_key="text").data_ids) == ["a", "c"]
+    assert list(data.filtered_sorted(key_max_value={"n": torch.tensor(2)}).data_ids) == ["a", "b"]
+    known = data.filtered_sorted(key_test={"missing": lambda value: value is not None}, sort_key="missing")
+    assert list(known.data_ids) == ["c", "a"]
+
+
+def test_a_set_tells_what_it_is(data: bl.DynamicItemDataset) -> None:
+    assert repr(bl.DynamicItemDataset(ROWS)) == (
+        "DynamicItemDataset(3 items; rows: id, text, duration, n; items hold the rows)"
+    )
+    data.set_output_keys({"id": "id", "size": "length"})
+    computed = "length, one, two, a, b, c"
+    assert repr(data) == (
+        f"DynamicItemDataset(3 items; rows: id, text, duration, n; computed: {computed}; "
+        "items hold id, size=length)"
+    )
+    assert repr(data.subset([1])).startswith("DynamicItemDataset(1 item; rows: id, text")
+    many = bl.DynamicItemDataset({f"utt{n}": {f"key{k}": n for k in range(30)} for n in range(1000)})
+    assert len(repr(many)) < 120 and "key6, ...;" in repr(many)
+    for shown in (many.data, many.subset(range(500)).data, many.data_ids, many.subset(range(500)).data_ids):
+        assert len(repr(shown)) < 80 and "'utt0'" in repr(shown) and "00 in all" in repr(shown)
+    assert repr(data.data_ids) == "['utt1', 'utt2', 'utt3']"
+    assert repr(data.subset([0]).data) == "{'utt1': {...}}"
+    assert repr(bl.DynamicItemDataset({})) == "DynamicItemDataset(0 items; rows: id; items hold the rows)"

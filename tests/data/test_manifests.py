@@ -49,6 +49,74 @@ def test_without_replacements_nothing_is_replaced(tmp_path: Path) -> None:
     assert read_csv(tmp_path / "a.csv", {"x": 7})["1"]["wav"] == "$data_root/7.wav"
 
 
+def written(folder: Path, form: str, wav: str) -> tuple[Callable[..., Any], Path]:
+    """A corpus of one item in one of the four forms, and what reads it."""
+    path = folder / f"a.{form}"
+    if form == "kaldi":
+        path.mkdir()
+        (path / "wav.scp").write_text(f"utt1 {wav}\n")
+        return read_kaldi, path
+    item = {"wav": wav, "text": "it costs $5 {laughs}"}
+    text = {
+        "csv": f"ID,wav,text\nutt1,{wav},it costs $5 {{laughs}}\n",
+        "json": json.dumps({"utt1": item}),
+        "jsonl": json.dumps({"id": "utt1", **item}) + "\n",
+    }
+    path.write_text(text[form])
+    return {"csv": read_csv, "json": read_json, "jsonl": read_jsonl}[form], path
+
+
+FORMS = {"csv": "$NAME or ${NAME}", "kaldi": "$NAME or ${NAME}", "json": "{NAME}", "jsonl": "{NAME}"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("stands", "nearest"),
+    [
+        ("{data_rot}", "the nearest that it has is {data_rot}"),
+        ("$data_root_x", "the nearest that it has is $data_root_x"),
+        ("${DATA_root}", "the nearest that it has is ${DATA_root}"),
+        ("plain", None),
+    ],
+)
+def test_a_replacement_that_is_never_used_is_said(
+    form: str, stands: str, nearest: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, path = written(tmp_path, form, f"{stands}/1.wav")
+    rows = read(path, {"data_root": "/corpus", "noise": "/n"})
+    assert rows["utt1"]["wav"] == f"{stands}/1.wav"
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and "the replacement 'noise' has no effect" in told[1]
+    file = path / "wav.scp" if form == "kaldi" else path
+    placeholder = FORMS[form].replace("NAME", "data_root")
+    assert told[0].startswith(
+        f"the replacement 'data_root' has no effect: {file} has no placeholder {placeholder}; "
+    )
+    last = "it has none at all" if form == "kaldi" else "it has {laughs}"
+    assert told[0].endswith(nearest or last)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_way_of_another_form_is_recognized(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = "{data_root}" if "$" in FORMS[form] else "$data_root"
+    read, path = written(tmp_path, form, f"{other}/1.wav")
+    assert read(path, {"data_root": "/corpus"})["utt1"]["wav"] == f"{other}/1.wav"
+    assert caplog.text.strip().endswith(f"; the nearest that it has is {other}")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_replacements_that_are_used_are_passed_in_silence(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = "$data_root" if "$" in FORMS[form] else "{data_root}"
+    read, path = written(tmp_path, form, f"{mark}/1.wav")
+    assert read(path, {"data_root": "/corpus"})["utt1"]["wav"] == "/corpus/1.wav"
+    assert read(path)["utt1"]["wav"] == f"{mark}/1.wav" and read(path, {})
+    assert not caplog.records
+
+
 def test_replacements_reach_into_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"1": {"files": ["{root}/a", {"b": "{root}/{c}"}], "n": 3}}')
     assert read_json(tmp_path / "a.json", {"root": "/r"})["1"] == {

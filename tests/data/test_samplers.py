@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 import brainlib as bl
 from brainlib.data.order import PlannedOrder, order_of
+from brainlib.data.plan import BatchPlan, PlannedBatchSampler
 from brainlib.data.sources import source_of
 
 NUM = 40
@@ -166,3 +167,55 @@ def test_a_torch_batch_sampler_round_one_of_ours() -> None:
     whole = batches_of(loader, 1, 1)
     assert [len(batch) for batch in whole] == [8] * 5 and batches_of(loader, 1, 1, 3) == whole[3:]
     assert np.unique(whole).tolist() == list(range(NUM))
+
+
+TOLD = {
+    "random": "ReproducibleRandomSampler(40 items",
+    "random with replacement": "ReproducibleRandomSampler(40 items, with replacement",
+    "weighted": "ReproducibleWeightedRandomSampler(30 of 40 items, with replacement",
+    "weighted without replacement": "ReproducibleWeightedRandomSampler(20 of 40 items",
+    "balanced": "BalancingDataSampler(40 items, with replacement, 2 values of 'k' alike",
+    "dynamic": "DynamicBatchSampler(40 items, batches of a length up to 12, 2 buckets",
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_sampler_tells_what_it_is(kind: str) -> None:
+    sampler = SAMPLERS[kind]()
+    assert repr(sampler) == f"{TOLD[kind]}, seed: that of the run, next epoch: 0)"
+    sampler = SAMPLERS[kind](seed=7)
+    sampler.set_epoch(3)
+    assert repr(sampler) == f"{TOLD[kind]}, seed: 7, next epoch: 3)"
+
+
+def test_batches_and_loaders_tell_what_they_are() -> None:
+    class Mine(PlannedBatchSampler):
+        def plan(self, seed: int, epoch: int) -> BatchPlan:
+            raise AssertionError("a repr makes no plan")
+
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    assert (
+        repr(PlannedBatchSampler([[0]]))
+        == "PlannedBatchSampler(1 batch, seed: that of the run, next epoch: 0)"
+    )
+    assert repr(Mine(seed=1)) == "Mine(batches of a plan, seed: 1, next epoch: 0)"
+    dropping = bl.DynamicBatchSampler(
+        range(3), 2.0, lengths_list=[1.0, 2.0, 3.0], over_long="drop", max_batch_ex=4
+    )
+    assert "(2 items, 1 dropped, batches of a length up to 2, of 4 items at most, " in repr(dropping)
+    loader = bl.SaveableDataLoader(range(5), batch_size=2)
+    assert repr(loader) == "SaveableDataLoader(5 items of a range, 2 a batch; stands at epoch 0, batch 0)"
+    batches = iter(loader)
+    next(batches)
+    assert repr(loader).endswith("stands at epoch 0, batch 1)")
+    list(batches)
+    assert repr(loader).endswith("stands at epoch 1, batch 0)")
+    assert repr(bl.SaveableDataLoader([1], batch_sampler=[[0]])).startswith(
+        "SaveableDataLoader(1 item of a list, batches of the sampler;"
+    )
+    assert repr(bl.SaveableDataLoader(Stream(), num_workers=2)).startswith(
+        "SaveableDataLoader(Stream, 1 a batch, 2 workers;"
+    )

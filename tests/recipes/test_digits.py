@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import brainlib as bl
+from tests.recipes.outcome import assert_same_run, num_rows, results, rows_of
 from tests.recipes.warm import WarmScript
 
 pytest.importorskip("sklearn", reason="the embedded digits come inside scikit-learn")
@@ -55,10 +55,6 @@ def recipe() -> Iterator[Callable[..., int]]:
 
 def output(out: Path) -> str:
     return (out / "output.txt").read_text()
-
-
-def results(out: Path) -> dict[str, Any]:
-    return json.loads((out / "results.json").read_text())
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -321,29 +317,11 @@ def saved_weights(out: Path) -> dict[str, torch.Tensor]:
     return bl.load_weights(out / "save", "model")
 
 
-def rows_of(out: Path) -> list[dict[str, object]]:
-    rows = bl.read_metrics(out / "metrics.jsonl", merge_by="epoch")
-    return [{key: value for key, value in row.items() if key not in ("time", "ledger")} for row in rows]
-
-
-def assert_same_run(out: Path, uncut: Path) -> None:
-    found, expected = results(out), results(uncut)
-    assert all(found[key] == expected[key] for key in ("test", "epoch", "checkpoint", "seed"))
-    assert rows_of(out) == rows_of(uncut)
-    weights, uncut_weights = saved_weights(out), saved_weights(uncut)
-    assert all(torch.equal(weights[name], uncut_weights[name]) for name in uncut_weights)
-
-
 @pytest.fixture(scope="module")
 def uncut(recipe: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("uncut")
     assert recipe("cnn", out, *KILL_ARGUMENTS) == 0, output(out)
     return out
-
-
-def num_rows(out: Path) -> int:
-    path = out / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def test_killed_at_four_moments_it_goes_on_and_ends_the_same(

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 import brainlib as bl
 from tests.distributed.host import Host
+from tests.recipes.outcome import TIMES, results, rows_of
 
 pytest.importorskip("matplotlib", reason="the recipe draws with matplotlib")
 
@@ -47,10 +47,6 @@ def recipe(*arguments: str) -> None:
 def words(name: str, data: Path, out: Path, *arguments: str) -> list[str]:
     places = ["--output_folder", str(out), "--data_folder", str(data)]
     return [str(HPARAMS / f"{name}.yaml"), *places, "--noprogressbar", *arguments]
-
-
-def results(out: Path) -> dict[str, Any]:
-    return json.loads((out / "results.json").read_text())
 
 
 # ------------------------------------------------------------------------------------------------- what it learns
@@ -95,11 +91,6 @@ SAVING = ("--ckpt_interval_steps", "1", "--ckpt_async", "False")
 LIMIT = ("--limit_train_batches", "6")
 
 
-def rows_of(out: Path) -> list[dict[str, Any]]:
-    rows = bl.read_metrics(out / "metrics.jsonl", merge_by="epoch")
-    return [{key: row[key] for key in row if key not in ("time", "ledger")} for row in rows]
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_cut_run_ends_as_an_uncut_one(
     host: Host, tmp_path: Path, data_dir: Callable[[str], Path], size: int
@@ -125,9 +116,8 @@ def test_a_cut_run_ends_as_an_uncut_one(
         for row in (found[0], expected_rows[0]):
             del row["train"]["accuracy"]
     assert found == expected_rows and len(found) == 2
-    times = {"seconds", "cpu_seconds"}
-    assert {key: value for key, value in results(out).items() if key not in times} == {
-        key: value for key, value in results(uncut).items() if key not in times
+    assert {key: value for key, value in results(out).items() if key not in TIMES} == {
+        key: value for key, value in results(uncut).items() if key not in TIMES
     }
     weights, expected = (bl.load_weights(each / "save", "model") for each in (out, uncut))
     assert all(torch.equal(weights[name], expected[name]) for name in expected)

@@ -401,7 +401,7 @@ class Brain:
             self._watched(),
         ):
             try:
-                if run.unfired:  # stopped in a validation inside the epoch
+                if run.unfired:  # stopped in a validation inside the epoch, or saved by a hook of the batch
                     scope.left = True  # and no resume point until the next batch is over
                     batches = iter(()) if self._after_window() else batches
                 signals.waiting = True
@@ -422,6 +422,9 @@ class Brain:
                     if marks:
                         scope.gradients_before = self._optimizers.mark()
                     self.should_step = closes = window.closes(run)
+                    run.unfired = (
+                        closes and not scope.inner
+                    )  # what a hook of this batch saves comes before it
                     loss = self.fit_batch(batch)
                     if self._custom_fit_batch:
                         closes = self._settle(loss, batch, closes)
@@ -554,6 +557,7 @@ class Brain:
             run.unfired = False
             self._extensions.fire(self)
             self._scope.held = None
+        run.unfired = False
         if self.checkpointer is not None:
             self._save_in_time(self.checkpointer)
         if self._limit_reached(run):

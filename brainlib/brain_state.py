@@ -223,8 +223,10 @@ class BrainState:
             counters["step"] -= 1
             counters["cursor"] -= run.num_ranks
             counters["micro"] -= 1
-        if not closed:
-            counters["optimizer_step"] += self._has_uncounted_step()
+            counters["unfired"] = False  # what was due after the batch before has been done
+        if not closed and self._has_uncounted_step():
+            counters["optimizer_step"] += 1
+            counters["unfired"] = True
         return {
             "version": _VERSION,
             "seed": brain._seed,

@@ -253,6 +253,7 @@ class RunState:
         """
         returned = self.micro if whole_window else 1
         self.step -= returned
+        self.unfired = False  # what was due after the batch before has been done
         self.cursor -= returned * self.num_ranks
         self.micro = 0 if whole_window else max(self.micro - 1, 0)
         self.recorded = True  # nothing is in hand

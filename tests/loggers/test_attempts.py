@@ -15,7 +15,7 @@ import pytest
 import brainlib as bl
 from tests.contracts.brains import SEVEN, VALID, Plain, make, ready_batches
 from tests.loggers import pages
-from tests.loggers.diary import Plan, curves_of, rows, run
+from tests.loggers.diary import CUSTOM, Plan, curves_of, rows, run
 from tests.recipes.warm import WarmScript
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +75,18 @@ PLANS: dict[str, tuple[Plan, range]] = {
     "validation in mid-epoch": (
         Plan(options={"ckpt_async": False, "ckpt_interval_steps": 1, "valid_interval_steps": 2}),
         range(16, 200, 20),
+    ),
+    **{
+        f"{cls.__name__}, saved in a batch, before what is due there": (
+            Plan(cls.__name__, saves="batch", options={"valid_interval_steps": 3}),
+            range(2 + 3 * number, 200, 20),
+        )
+        for number, cls in enumerate(SEVEN)
+        if cls.__name__ not in CUSTOM
+    },
+    "windows of two, saved in a batch, before what is due there": (
+        Plan(saves="batch", options={"valid_interval_steps": 1, "grad_accumulation_factor": 2}),
+        range(5, 200, 20),
     ),
     "saved in a validation in mid-epoch": (
         Plan(saves="valid", options={"valid_interval_steps": 2}),

@@ -144,7 +144,7 @@ def check_content(
         found = sum(each.split == split for each in utterances)
         if found != expected:
             raise ValueError(
-                f"{folder} has {found} utterances for {split}, and AN4 has {expected}."
+                f"AN4 has {expected} utterances for {split}, and {folder} has {found}."
                 f" Delete {FEATURES} and {MANIFEST}, and the next start downloads them."
             )
     found_sum = content_sum(utterances, dictionary)

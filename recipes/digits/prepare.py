@@ -279,7 +279,7 @@ def _check_images(split: Split, size: int) -> None:
     if len(blank) > 0:
         where = split.indices[blank[:5]].tolist()
         raise ValueError(
-            f"{split.name}: {len(blank)} images are blank, the first at {where}: nothing can be learned from them."
+            f"{split.name}: blank images: {len(blank)}, the first at {where}. Nothing can be learned from them."
         )
 
 

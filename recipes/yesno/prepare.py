@@ -100,7 +100,7 @@ def check_content(waves: Mapping[str, Tensor], folder: Path) -> None:
     """
     if len(waves) != NUM_RECORDINGS:
         raise ValueError(
-            f"{folder} has {len(waves)} recordings of YesNo and should have {NUM_RECORDINGS}."
+            f"YesNo has {NUM_RECORDINGS} recordings, and {folder} has {len(waves)}."
             " Delete them, and the next start downloads all."
         )
     digest = hashlib.sha256()

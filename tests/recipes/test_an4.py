@@ -128,7 +128,7 @@ def test_another_corpus_is_an_error(prepare: ModuleType, tmp_path: Path) -> None
     with pytest.raises(ValueError, match="AN4 needs a folder. Give --data_folder DIR"):
         prepare.prepare_an4(None)
     few = [prepare.Utterance("an1-abcd-b", "train", "YES", torch.zeros(3, 13))]
-    with pytest.raises(ValueError, match="has 1 utterances for train, and AN4 has 948"):
+    with pytest.raises(ValueError, match=r"AN4 has 948 utterances for train, and .* has 1\."):
         prepare.check_content(few, DICTIONARY, tmp_path)
     others = [
         prepare.Utterance(f"an{i}-abcd-b", split, "YES", torch.zeros(3, 13))

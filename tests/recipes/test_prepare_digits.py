@@ -280,7 +280,7 @@ def changed(tensor: torch.Tensor, place: object, value: object) -> torch.Tensor:
             "valid: pixels run from -0.5 to .*divided twice",
         ),
         ("images", lambda x: changed(x, (0, 0, 0, 0), float("nan")), "valid: pixels run from nan to nan"),
-        ("images", lambda x: changed(x, 3, 0.0), r"valid: 1 images are blank, the first at \[23\]"),
+        ("images", lambda x: changed(x, 3, 0.0), r"valid: blank images: 1, the first at \[23\]"),
         ("labels", lambda x: x.int(), "valid: labels are torch.int32, and the losses take torch.int64"),
         ("labels", lambda x: changed(x, 4, 10), "valid: the label at 24 is 10, not 0 to 9"),
         ("labels", lambda x: changed(x, 4, -1), "valid: the label at 24 is -1, not 0 to 9"),

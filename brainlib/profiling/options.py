@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from brainlib.common.logs import logger
 from brainlib.common.option_fields import OptionGroup, Settings, option
@@ -69,8 +70,11 @@ class ProfileOptions(OptionGroup):
             logger.warning("benchmark_batch_size has no effect without benchmark_max_step")
         if self.peak_flops is not None and not self.count_flops:
             logger.warning("peak_flops has no effect without count_flops")
-        if self.peak_flops == 0:
-            raise ValueError("The option 'peak_flops' is 0; it is more than 0, or null.")
+        if self.peak_flops is not None and not 1 <= self.peak_flops < math.inf:
+            raise ValueError(
+                f"The option 'peak_flops' is {self.peak_flops:g}; it is more than 0, or null: how many operations one "
+                "device can do in a second, such as 121e12."
+            )
         return self
 
     def profiler(self) -> ProfilerOptions | None:

@@ -216,7 +216,7 @@ class Inspector:
     def __enter__(self) -> Inspector:
         assert self._given is not None, "Inspector(brain) for a with statement"
         self._kept = self._given._profiler
-        self._given._profiler = Instruments([self])
+        self._given._profiler = Instruments.beside(self._kept, self)
         return self
 
     def __exit__(

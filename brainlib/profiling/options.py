@@ -60,7 +60,7 @@ class ProfileOptions(OptionGroup):
 
     def settle(self, explicit: frozenset[str]) -> ProfileOptions:
         """Read the profiler options, so that what is wrong with them is said now; tell of what has no effect."""
-        ProfilerOptions.read(self.profiler_options)
+        object.__setattr__(self, "_read", ProfilerOptions.read(self.profiler_options))
         if self.profiler_options is not None and self.profile_training:
             logger.warning("profile_training has no effect, because profiler_options says what is profiled")
         useless = [name for name in ("profile_warmup", "profile_steps") if name in explicit]
@@ -80,5 +80,6 @@ class ProfileOptions(OptionGroup):
     def profiler(self) -> ProfilerOptions | None:
         """What is to be profiled; None: nothing."""
         if self.profiler_options is not None or not self.profile_training:
-            return ProfilerOptions.read(self.profiler_options)
+            read: ProfilerOptions | None = vars(self).get("_read")  # what is odd in it has been told
+            return read or ProfilerOptions.read(self.profiler_options)
         return ProfilerOptions(batch_range=(self.profile_warmup, self.profile_warmup + self.profile_steps))

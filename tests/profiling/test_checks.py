@@ -18,6 +18,7 @@ from tests.contracts.brains import (
     VALID,
     InnerFit,
     Items,
+    OwnAccumulation,
     Plain,
     TwoOptimizers,
     ending,
@@ -425,6 +426,37 @@ def test_find_lr_stops_where_the_loss_diverges() -> None:
     assert len(curve.rates) < 100 and curve.rates[-1] < 1e6
 
 
+@pytest.mark.parametrize("patience", [0, 3])
+def test_find_lr_ends_where_updates_are_skipped(patience: int) -> None:
+    """From finite to infinite in one update: from there on no update is made."""
+
+    class Falls(Regression):
+        num_batches = 0
+
+        def compute_objectives(
+            self, predictions: torch.Tensor, batch: Batch, stage: bl.Stage
+        ) -> torch.Tensor:
+            self.num_batches += 1
+            loss = super().compute_objectives(predictions, batch, stage)
+            return loss if self.num_batches <= 20 else loss * math.inf
+
+    curve = bl.find_lr(small(Falls, nonfinite_patience=patience), batches(*[4] * 10))
+    assert len(curve.rates) == 20 and all(map(math.isfinite, curve.losses))
+    spoiled = [{**each, "x": each["x"] * math.nan} for each in batches(4, 4)]
+    with pytest.raises(ValueError, match="updates in a row had a loss or gradient that is not finite"):
+        bl.find_lr(small(nonfinite_patience=patience), spoiled)
+
+
+def test_find_lr_where_no_update_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="find_lr: an epoch has made no update, .* Is there an optimizer"):
+        bl.find_lr(small(opt_class=None), batches(4, 4))
+    with pytest.raises(ValueError, match="find_lr: an epoch has made no update"):
+        bl.find_lr(make(OwnAccumulation, grad_accumulation_factor=8), ready_batches())
+    caplog.clear()
+    assert bl.find_lr(small(test_only=True), batches(4, 4)).rates == []
+    assert "0 of the 100 updates were made, because a run option ended the fit" in caplog.text
+
+
 def test_find_lr_wins_over_a_schedule() -> None:
     schedule = bl.LearningRate(lambda done: 0.5)
     brain = Regression(
@@ -442,6 +474,9 @@ def test_what_find_lr_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ValueError, match="lowest=1, highest=0.1, num_updates=100; it takes 0 < lowest < highest"
     ):
         bl.find_lr(small(), batches(2), lowest=1, highest=0.1)
+    for wrong in ({"highest": math.inf}, {"lowest": math.nan}, {"lowest": "1e-3"}, {"num_updates": 2.5}):
+        with pytest.raises(ValueError, match="0 < lowest < highest and at least 2 updates, as numbers"):
+            bl.find_lr(small(), batches(2), **wrong)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     curve = bl.find_lr(small(), batches(2), num_updates=5)
     with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib: pip install 'brainlib\[demo\]'"):

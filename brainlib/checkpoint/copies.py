@@ -188,9 +188,12 @@ class Copies:
             raise CheckpointError("a state contains itself") from None
         finally:
             num_taken = sum(len(lane.sources) for lane in self._lanes.values())
+            idle = [key for key, lane in self._lanes.items() if not lane.sources]
             for lane in self._lanes.values():
                 lane.empty()
         self._forget(num_taken)
+        if idle:
+            self._close(idle)
         return copied, odd
 
     def _seat(self) -> None:
@@ -221,6 +224,13 @@ class Copies:
             for memory in self._known.values()
             if not memory.given_up and not _is_gone(memory)
         }
+
+    def _close(self, idle: list[Any]) -> None:
+        """Lanes that nothing went through, with the block that they hold; but for those that are waited in."""
+        awaited = {id(memory.lane) for memory in self._known.values()}
+        for key in idle:
+            if id(self._lanes[key]) not in awaited:
+                del self._lanes[key]
 
     def __reduce__(self) -> tuple[type[Copies], tuple[()]]:
         return Copies, ()  # a copy of it begins with memory of its own

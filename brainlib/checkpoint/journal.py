@@ -159,6 +159,7 @@ def from_line(line: bytes, folder: Path) -> tuple[Seal, Record] | None:
         KeyError,
         TypeError,
         AttributeError,
+        OverflowError,
         RecursionError,
     ):  # somebody else, or an older version, wrote it
         return None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
-from brainlib.checks.inspector import tensors_in
+from brainlib.checks.inspector import dense, tensors_in
 from brainlib.common.counted import counted
 from brainlib.update.loss_weight import ids_of
 
@@ -41,7 +42,6 @@ class AnomalyGuard:
     def __init__(self) -> None:
         self._stack: ExitStack | None = None
         self._names: dict[int, str] = {}
-        self._batch: Any = None
         self._last_good = ""  # the module whose output's gradient was finite last
         self._thread = threading.get_ident()
         self._brain: Brain | None = None
@@ -57,14 +57,26 @@ class AnomalyGuard:
         }
         hook = torch.nn.modules.module.register_module_forward_hook(self._forward)
         self._stack.callback(hook.remove)
+        for name, parameter in brain.modules.named_parameters():
+            if parameter.requires_grad and not is_lazy(parameter):
+                look = functools.partial(self._gradient, name)
+                handle = parameter.register_post_accumulate_grad_hook(look)  # type: ignore[no-untyped-call]
+                self._stack.callback(handle.remove)
         for optimizer in brain._optimizers.found.values():
             self._stack.callback(optimizer.register_step_pre_hook(self._before_update).remove)
 
     def waits(self, batches: Iterator[Any], phase: str) -> Iterator[Any]:
-        """The batches, each noted."""
+        """The batches; after each, whether its update was skipped for something that no hook has seen."""
+        assert self._brain is not None
         for batch in batches:
-            self._batch, self._last_good = batch, ""
+            self._last_good, run = "", self._brain._scope.run
+            before = run.nonfinite_windows
             yield batch
+            if run.nonfinite_windows != before:
+                raise AnomalyFound(
+                    "the loss was not finite, or the norm of all gradients, or one of what is not in the modules"
+                    f"{self._samples(None)}"
+                )
 
     def step(self) -> None:
         """One more update was made."""
@@ -73,7 +85,7 @@ class AnomalyGuard:
         """The fit is over."""
         if self._stack is not None:
             self._stack.close()
-        self._stack, self._batch = None, None
+        self._stack = None
 
     def _forward(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         name = self._names.get(id(module))
@@ -100,24 +112,26 @@ class AnomalyGuard:
             f"{by} gave {_told(gradient)} as the gradient of what {name} gave{self._samples(gradient)}"
         )
 
+    def _gradient(self, name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None and not _is_finite(parameter.grad):
+            raise AnomalyFound(f"the gradient of {name} holds {_told(parameter.grad)}{self._samples(None)}")
+
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         assert self._brain is not None
         names = {id(p): name for name, p in self._brain.modules.named_parameters()}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if parameter.grad is not None and not _is_finite(parameter.grad):
-                name = names.get(id(parameter), "a parameter")
-                raise AnomalyFound(
-                    f"the gradient of {name} holds {_told(parameter.grad)}{self._samples(None)}"
-                )
+            self._gradient(names.get(id(parameter), "a parameter"), parameter)
 
     def _samples(self, tensor: Tensor | None) -> str:
         """Which rows of the batch it stands in, and what they are called."""
-        ids = ids_of(self._batch)
-        step = "" if self._brain is None else f" (batch {self._brain._scope.run.step} of the epoch{ids})"
-        if tensor is None or tensor.dim() < 2:
+        assert self._brain is not None
+        scope = self._brain._scope
+        batch = scope.batch
+        step = f" (batch {scope.run.step} of the epoch{ids_of(batch)})"
+        if tensor is None or tensor.dim() < 2 or tensor.is_nested:
             return step
-        rows = (~torch.isfinite(tensor.detach())).flatten(1).any(1).nonzero().flatten().tolist()
-        listed = self._batch.get("id") if isinstance(self._batch, dict) else getattr(self._batch, "id", None)
+        rows = (~torch.isfinite(dense(tensor))).flatten(1).any(1).nonzero().flatten().tolist()
+        listed = batch.get("id") if isinstance(batch, dict) else getattr(batch, "id", None)
         if isinstance(listed, Tensor):
             listed = listed.tolist()
         named = (
@@ -130,11 +144,18 @@ class AnomalyGuard:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach()).all())
+    return not (tensor.is_floating_point() or tensor.is_complex()) or bool(
+        torch.isfinite(_stored(tensor)).all()
+    )
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """Its values; those of a sparse one without the zeros, which may be as many as an embedding has words."""
+    return tensor.detach().coalesce().values() if tensor.layout is torch.sparse_coo else dense(tensor)
 
 
 def _told(tensor: Tensor) -> str:
-    values = tensor.detach()
+    values = _stored(tensor)
     nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
     words = [f"{number} {what}" for number, what in ((nan, "NaN"), (inf, "infinite")) if number]
     return f"{' and '.join(words)} of {counted(values.numel(), 'value')}"

@@ -94,7 +94,7 @@ def find_lr(
         num_updates: how many; try 50 to 300.
 
     Raises:
-        ValueError: for a Brain with a checkpointer, and rates that do not grow.
+        ValueError: for a Brain with a checkpointer, rates that do not grow, and an epoch that makes no update.
 
     Example:
         >>> import torch
@@ -113,19 +113,35 @@ def find_lr(
         raise ValueError(
             "find_lr uses a Brain up, so what it trains must not be saved: give it one that has no checkpointer"
         )
-    if not 0 < lowest < highest or num_updates < 2:
+    numbers = all(
+        isinstance(each, (int, float)) and not isinstance(each, bool)
+        for each in (lowest, highest, num_updates)
+    )
+    if not (
+        numbers and 0 < lowest < highest < math.inf and num_updates >= 2 and num_updates == int(num_updates)
+    ):
         raise ValueError(
-            f"find_lr got lowest={lowest}, highest={highest}, num_updates={num_updates}; it takes 0 < lowest < highest "
-            "and at least 2 updates"
+            f"find_lr got lowest={lowest!r}, highest={highest!r}, num_updates={num_updates!r}; it takes "
+            "0 < lowest < highest and at least 2 updates, as numbers"
         )
     test = _RangeTest(lowest, highest, num_updates)
     kept, brain._profiler = brain._profiler, Instruments([test])
     try:
         brain.fit(itertools.count(), train_set, progressbar=False, train_loader_kwargs=train_loader_kwargs)
+    except ValueError:
+        if not test.exits:
+            raise
+        logger.debug("find_lr: nonfinite_patience is over, because the loss diverges", exc_info=True)
     finally:
         brain._profiler = kept
     curve = test.curve
     curve.suggestion = _steepest(curve)
+    if not test.exits:
+        logger.warning(
+            "find_lr: %d of the %d updates were made, because a run option ended the fit",
+            len(curve.rates),
+            num_updates,
+        )
     if curve.suggestion is None:
         logger.warning("find_lr: the loss falls nowhere between %.2g and %.2g", lowest, highest)
     else:
@@ -141,7 +157,8 @@ class _RangeTest:
 
     def __init__(self, lowest: float, highest: float, num_updates: int) -> None:
         self.curve = LearningRateCurve()
-        self.exits = ""
+        self._exits = ""
+        self._told = -1  # updates, at the begin of the epoch
         self._lowest, self._num_updates = lowest, num_updates
         self._factor = (highest / lowest) ** (1 / (num_updates - 1))
         self._average, self._total, self._weight = 0.0, 0.0, 0.0
@@ -149,7 +166,15 @@ class _RangeTest:
         self._handles: list[Any] = []
 
     def start(self) -> None:
-        self.exits = ""
+        self._exits = ""
+
+    @property
+    def exits(self) -> str:
+        """Why the fit is to end now. A skipped update is the end, too: the rate would stand still from there."""
+        skipped = (
+            self._brain is not None and self._brain._scope.run.nonfinite_in_a_row > 0 and self.curve.rates
+        )
+        return "find_lr, because the loss diverges" if skipped else self._exits
 
     def begin(self, brain: Brain) -> None:
         self._brain = brain
@@ -167,6 +192,14 @@ class _RangeTest:
 
     def waits(self, batches: Iterator[Any], phase: str) -> Iterator[Any]:
         self._total = self._weight = 0.0  # the sums of an epoch begin anew
+        if phase == "data wait":
+            skipped = self._brain is not None and self._brain._scope.run.nonfinite_in_a_row
+            if self._told == len(self.curve.rates) and not skipped:
+                raise ValueError(
+                    "find_lr: an epoch has made no update, so the rate would never grow. Is there an optimizer, and "
+                    "does it make its step?"
+                )
+            self._told = len(self.curve.rates)
         return batches
 
     def step(self) -> None:
@@ -182,7 +215,7 @@ class _RangeTest:
         curve.smoothed.append(self._average / (1 - _SMOOTHING ** len(curve.losses)))
         diverged = not math.isfinite(loss) or curve.smoothed[-1] > _DIVERGED * max(min(curve.smoothed), 1e-12)
         if diverged or len(curve.rates) >= self._num_updates:
-            self.exits = "find_lr, because the loss diverges" if diverged else "find_lr, at its highest rate"
+            self._exits = "find_lr, because the loss diverges" if diverged else "find_lr, at its highest rate"
 
     def stop(self, error: BaseException | None = None) -> None:
         for handle in self._handles:

@@ -26,7 +26,7 @@ from brainlib.profiling.instruments import Instruments
 if TYPE_CHECKING:
     from brainlib.brain import Brain
 
-__all__ = ["Inspector", "Stats", "tensors_in"]
+__all__ = ["Inspector", "Stats", "dense", "tensors_in"]
 
 _EXPLODES = 0.5  # an update that changes a weight by more than this share of its norm
 _SHOWN = 3  # tensors of one input or output
@@ -56,7 +56,7 @@ class Stats:
         if not content or tensor.numel() == 0 or tensor.is_complex():
             return
         with torch.no_grad():
-            values = tensor.detach().double()
+            values = dense(tensor).double()
             finite = values[torch.isfinite(values)]
             self.count += values.numel()
             self.num_zero += int((values == 0).sum())
@@ -101,6 +101,7 @@ class _Parameter:
     gradients: Stats = field(default_factory=Stats)
     with_gradient: int = 0
     in_optimizer: bool = False
+    in_step: bool = False  # its optimizer has made one
     ratio: float = 0.0  # the largest share of its norm that one update has changed it by
 
 
@@ -167,9 +168,10 @@ class Inspector:
         """The first batch is about to be asked for."""
         if self._finished or self._stack is not None:
             return
+        chosen = list(self._chosen(brain))
         self._brain, self._stack, self._count = brain, ExitStack(), 0
-        self._names = {id(m): name for name, m in self._chosen(brain)}
-        self._kinds = {name: type(m).__name__ for name, m in self._chosen(brain)}
+        self._names = {id(m): name for name, m in chosen}
+        self._kinds = {name: type(m).__name__ for name, m in chosen}
         hooks = torch.nn.modules.module
         self._stack.callback(hooks.register_module_forward_hook(self._forward).remove)
         if not self.content:
@@ -181,6 +183,9 @@ class Inspector:
             if p.requires_grad and id(p) in names
         }
         for optimizer in brain._optimizers.found.values():
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                if known := self._parameters.get(names.get(id(parameter), "")):
+                    known.in_optimizer = True
             before: dict[int, Tensor] = {}
 
             def look(optimizer: Any, *_: Any, before: dict[int, Tensor] = before) -> None:
@@ -211,7 +216,7 @@ class Inspector:
     def __enter__(self) -> Inspector:
         assert self._given is not None, "Inspector(brain) for a with statement"
         self._kept = self._given._profiler
-        self._given._profiler = Instruments([self])
+        self._given._profiler = Instruments.beside(self._kept, self)
         return self
 
     def __exit__(
@@ -259,10 +264,10 @@ class Inspector:
             known = self._parameters.get(names.get(id(parameter), ""))
             if known is None:
                 continue
-            known.in_optimizer = True
+            known.in_optimizer, known.in_step = True, True
             before[id(parameter)] = parameter.detach().clone()
             if parameter.grad is not None:
-                known.gradients.add(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+                known.gradients.add(parameter.grad)
                 known.with_gradient += 1
 
     def _after_update(self, optimizer: Any, names: Mapping[int, str], before: dict[int, Tensor]) -> None:
@@ -306,9 +311,14 @@ class Inspector:
                         yield f"{name} ({kind}): its {what} held {stats.num_nan} NaN and {stats.num_inf} infinities"
             if seen.outputs and all(stats.count and stats.zeros == 1 for stats in seen.outputs.values()):
                 yield f"{name} ({kind}): its output was 0 throughout: a dead layer"
+        no_step = not any(parameter.in_step for parameter in self._parameters.values())
         for name, parameter in self._parameters.items():
             if not parameter.in_optimizer:
                 yield f"{name}: no optimizer that made a step has it, so it is not trained"
+            elif no_step:  # an error came before the first
+                continue
+            elif not parameter.in_step:
+                yield f"{name}: its optimizer made no step in these updates; is it frozen for now?"
             elif not parameter.with_gradient:
                 yield f"{name}: it never got a gradient"
             elif parameter.gradients.zeros == 1:
@@ -341,8 +351,20 @@ class Inspector:
         return "\n".join(lines)
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """The values of a tensor as one of the ordinary layout: a sparse one with its zeros, a nested one end to end.
+
+    >>> dense(torch.tensor([0.0, 2.0]).to_sparse())
+    tensor([0., 2.])
+    """
+    tensor = tensor.detach()
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return tensor
+    return torch.cat([each.flatten() for each in tensor.unbind()]) if tensor.is_nested else tensor.to_dense()
+
+
 def tensors_in(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The floating-point tensors in what a module takes or gives, each with its place.
+    """The floating-point and complex tensors in what a module takes or gives, each with its place.
 
     >>> [place for place, _ in tensors_in((torch.ones(1), {"mask": torch.ones(2)}))]
     ['[0]', "[1]['mask']"]
@@ -350,7 +372,7 @@ def tensors_in(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
     ['']
     """
     if isinstance(value, Tensor):
-        if value.is_floating_point() or not place:
+        if value.is_floating_point() or value.is_complex() or not place:
             yield place, value
     elif isinstance(value, Mapping):
         for key, each in value.items():

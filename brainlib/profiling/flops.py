@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from brainlib.common.logs import logger
+
 if TYPE_CHECKING:
     from brainlib.brain import Brain
 
-__all__ = ["FlopCounter", "known_peak"]
+__all__ = ["FlopCounter", "known_peak", "recurrent_flops"]
 
 # Dense operations a second, without sparsity, as NVIDIA's data sheets have them: what stands in the name of the
 # device → (16 bit, TF32, float32). The first that fits counts.
@@ -41,6 +44,41 @@ def known_peak(name: str, precision: str, tf32: bool) -> float | None:
         if part in name:
             return half if precision in ("bf16", "fp16") else reduced if tf32 else single
     return None
+
+
+def recurrent_flops(frames: Sequence[int], weights: Iterable[Sequence[int]], times: int = 1) -> int:
+    """Of recurrent layers that are one operator: each frame meets each matrix once, a multiply-add as two.
+
+    Args:
+        frames: the shape of the input, ``[..., num_inputs]``.
+        weights: the shapes of its weights; biases do not count.
+        times: 1 for the forward, 2 for the backward, which needs the gradients of both factors.
+
+    >>> recurrent_flops([5, 2, 8], [[24, 8], [24, 6], [24], [24]])
+    6720
+    """
+    size = sum(shape[0] * shape[1] for shape in weights if len(shape) == 2)
+    return 2 * times * math.prod(frames[:-1]) * size
+
+
+def _recurrent_operators() -> dict[Any, Callable[..., int]]:
+    """Torch's counter knows none of them. Where an LSTM is computed in parts, it counts those."""
+    aten = torch.ops.aten
+
+    def of_a_layer(
+        times: int,
+    ) -> Callable[..., int]:  # and one direction; without biases it repeats the matrices
+        return lambda frames, *args, out_shape=None: recurrent_flops(frames, args[:2], times)
+
+    def of_a_stack(times: int) -> Callable[..., int]:
+        return lambda frames, weights, *args, out_shape=None: recurrent_flops(frames, weights, times)
+
+    return {
+        aten.mkldnn_rnn_layer: of_a_layer(1),
+        aten.mkldnn_rnn_layer_backward: of_a_layer(2),
+        aten._cudnn_rnn: of_a_stack(1),
+        aten._cudnn_rnn_backward: of_a_stack(2),
+    }
 
 
 class FlopCounter:
@@ -91,7 +129,7 @@ class FlopCounter:
             self._count = 0
         if self._count is None:  # resumed inside a window
             return method(batch)
-        with FlopCounterMode(display=False) as mode:
+        with FlopCounterMode(display=False, custom_mapping=_recurrent_operators()) as mode:
             loss = method(batch)
         self._count += mode.get_total_flops()
         if closes:
@@ -99,6 +137,11 @@ class FlopCounter:
             self._take_off()
             brain._ledger.flops = self._count
             brain._ledger.peak = self._peak or _peak_of(brain)
+            if not self._count:
+                logger.warning(
+                    "count_flops: in the first update there was no product, convolution, attention or recurrent layer "
+                    "that can be counted, so there is nothing to tell"
+                )
         return loss
 
     def waits(self, batches: Iterator[Any], phase: str) -> Iterator[Any]:

@@ -27,6 +27,15 @@ class Instruments:
         self._first: int | None = None
         self._told = 0
 
+    @classmethod
+    def beside(cls, there: Instruments | None, one: Any) -> Instruments:
+        """Those that hang there already, and one more.
+
+        >>> len(Instruments.beside(Instruments.beside(None, Instruments([])), Instruments([])).profilers)
+        2
+        """
+        return cls([*([] if there is None else there.profilers), one])
+
     def start(self) -> None:
         """A fit begins."""
         self._first = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from brainlib.common.logs import logger
 from brainlib.common.option_fields import OptionGroup, Settings, option
@@ -59,7 +60,7 @@ class ProfileOptions(OptionGroup):
 
     def settle(self, explicit: frozenset[str]) -> ProfileOptions:
         """Read the profiler options, so that what is wrong with them is said now; tell of what has no effect."""
-        ProfilerOptions.read(self.profiler_options)
+        object.__setattr__(self, "_read", ProfilerOptions.read(self.profiler_options))
         if self.profiler_options is not None and self.profile_training:
             logger.warning("profile_training has no effect, because profiler_options says what is profiled")
         useless = [name for name in ("profile_warmup", "profile_steps") if name in explicit]
@@ -69,12 +70,16 @@ class ProfileOptions(OptionGroup):
             logger.warning("benchmark_batch_size has no effect without benchmark_max_step")
         if self.peak_flops is not None and not self.count_flops:
             logger.warning("peak_flops has no effect without count_flops")
-        if self.peak_flops == 0:
-            raise ValueError("The option 'peak_flops' is 0; it is more than 0, or null.")
+        if self.peak_flops is not None and not 1 <= self.peak_flops < math.inf:
+            raise ValueError(
+                f"The option 'peak_flops' is {self.peak_flops:g}; it is more than 0, or null: how many operations one "
+                "device can do in a second, such as 121e12."
+            )
         return self
 
     def profiler(self) -> ProfilerOptions | None:
         """What is to be profiled; None: nothing."""
         if self.profiler_options is not None or not self.profile_training:
-            return ProfilerOptions.read(self.profiler_options)
+            read: ProfilerOptions | None = vars(self).get("_read")  # what is odd in it has been told
+            return read or ProfilerOptions.read(self.profiler_options)
         return ProfilerOptions(batch_range=(self.profile_warmup, self.profile_warmup + self.profile_steps))

@@ -86,7 +86,7 @@ class Profiler:
         self.finished = False
         self._given = brain  # for a with statement
         self._brain: Brain | None = None
-        self._started = False
+        self._started = self._told = False
         self._running = False  # whether updates are being counted
         self._count = 0
         self._prefix: Path | None = None
@@ -109,6 +109,12 @@ class Profiler:
 
     def step(self) -> None:
         """One more update was made."""
+        if not self._started and not self.finished and not self._told:
+            self._told = True
+            logger.warning(
+                "profiler: step() was called outside of a 'with' and of a fit, where nothing is recorded; write "
+                "`with bl.Profiler(...) as profiler:` round the loop"
+            )
         if self.finished or not self._started:
             return
         if not self._running:
@@ -144,7 +150,8 @@ class Profiler:
         elif warm is not None:
             warm.start_trace()  # torch ends what it has prepared only by way of a trace
             warm.stop_trace()
-        if not self.finished and self._count <= first and (recording is None or not recording.num_updates):
+        partial = recording is not None and (recording.num_updates or error is not None)  # and said to be so
+        if not self.finished and self._count <= first and not partial:
             logger.warning(
                 "profiler: nothing was recorded: %s, and batch_range=[%d, %d] begins with update %d, counted from 0",
                 ended, *self.options.batch_range, first,
@@ -152,8 +159,19 @@ class Profiler:
         self._running, self._brain = False, None
 
     def __enter__(self) -> Profiler:
+        if self.finished:
+            logger.warning(
+                "profiler: its ranges are recorded already, and it records no more; make another Profiler"
+            )
         if self._given is not None:
-            self._kept, self._given._profiler = self._given._profiler, Instruments([self])
+            self._kept = there = self._given._profiler
+            others = [] if there is None else there.profilers
+            if any(isinstance(each, Profiler) and not each.finished for each in others):
+                raise ValueError(
+                    "the Brain has a profiler already, by its run options, its argument or another 'with': torch can "
+                    "run one at a time, give one of them"
+                )
+            self._given._profiler = Instruments.beside(there, self)
         else:
             self.start()
             self.begin()
@@ -224,6 +242,8 @@ class Profiler:
         except (
             OSError,
             RuntimeError,
+            ValueError,  # a name that the system or torch does not take
+            TypeError,
         ) as failure:  # training does not end because a profile cannot be written
             logger.error("profiler: the files of cycle %d could not be written: %s", report.cycle, failure)
         where = f"\nwritten to {report.table}" if report.table else ""
@@ -406,6 +426,7 @@ def _torch_profiler(options: ProfilerOptions) -> Any:
 
 
 _of_loops: dict[ProfilerOptions, Profiler] = {}
+_read_of_loops: dict[str | ProfilerOptions, ProfilerOptions] = {}
 
 
 def add_profiler_step(options: str | Mapping[str, Any] | ProfilerOptions | None) -> bool:
@@ -434,9 +455,12 @@ def add_profiler_step(options: str | Mapping[str, Any] | ProfilerOptions | None)
         ...     update, sorted(path.name for path in Path(folder).iterdir())
         (2, ['loop.rank0.cycle0.json', 'loop.rank0.cycle0.txt'])
     """
-    read = ProfilerOptions.read(options)
-    if read is None:
+    if options is None:
         return False
+    given = options if isinstance(options, (str, ProfilerOptions)) else repr(options)
+    read = _read_of_loops.get(given) or ProfilerOptions.read(options)
+    assert read is not None
+    _read_of_loops[given] = read  # what is odd in them is told once, and not each update
     profiler = _of_loops.get(read)
     if profiler is None:
         if read.batch_range[0] == 0:

@@ -12,6 +12,7 @@ finished, since the time from then on is nobody's loss.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 import time
@@ -282,14 +283,22 @@ class Starts:
         except OSError as error:
             logger.warning("the ledger of this run does not know its earlier starts: %s", error)
             return []
-        found = []
-        for line in lines:
-            try:
-                row = from_json(line)
-                found.append(Note(str(row["what"]), float(row["time"])))
-            except (ValueError, KeyError, TypeError):
-                continue
-        return found
+        return [note for line in lines if (note := _note_of(line)) is not None]
+
+
+def _note_of(line: bytes) -> Note | None:
+    """What a line says; None for one that is not whole, or that `Starts.note` did not write."""
+    try:
+        row = from_json(line)
+        what, at = row["what"], row["time"]
+        wrong = (
+            what not in (START, ANEW, GOES_ON, FINISHED)
+            or isinstance(at, (bool, str))
+            or not math.isfinite(at)
+        )
+        return None if wrong else Note(what, float(at))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
 
 
 # ------------------------------------------------------------------------------------------------- the process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,7 +56,10 @@ def _one_of(*words: str) -> Callable[[Any], str | None]:
 
 def _path(value: Any) -> str | None:
     text = str(value) if hasattr(value, "__fspath__") else value
-    return text if isinstance(text, str) and text.strip() else None
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        return None
+    is_folder = text.endswith(os.sep) or os.path.basename(text) in (".", "..")
+    return os.path.join(text, "profile") if is_folder else text
 
 
 _STATES = ("CPU", "GPU", "All")
@@ -86,8 +90,9 @@ class ProfilerOptions:
         sorted_key: what the table of operators is sorted by: "calls", "total", "max", "min" or "ave" time.
         tracer_option: "Default": operators, phases and modules; "OpDetail": and the shapes of inputs; "AllOpDetail":
             and Python's stacks, memory and floating point operations, in a trace that is many times larger.
-        profile_path: what the names of the files begin with; None: ``profile`` in the output folder of the experiment,
-            else in the current folder. Nothing is overwritten: a second run writes ``profile-2``.
+        profile_path: what the names of the files begin with, or, with ``/`` at its end, a folder for ``profile``; None:
+            ``profile`` in the output folder of the experiment, else in the current folder. Nothing is overwritten: a
+            second run writes ``profile-2``.
         timer_only: only the clock: throughput and phases, no trace.
         exit_on_finished: end the fit after the last range; it returns to whoever called it.
 

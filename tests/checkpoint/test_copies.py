@@ -292,3 +292,29 @@ def test_random_histories_of_memory() -> None:
                 taken = copies.take({"a": dict(tensors)})[0]["a"]
                 assert all(torch.equal(taken[name], tensors[name]) for name in tensors), seed
                 assert together(taken) == together(tensors), seed
+
+
+def test_shapes_that_do_not_come_again_hold_nothing() -> None:
+    """Such as a history that grows in its second dimension; its block of memory went on being held for each shape."""
+    copies = Copies()
+    for length in range(1, 60):
+        history = [torch.full((2, length), 1.0 * n) for n in range(3)]
+        for _ in range(4):
+            states, _ = copies.take({"h": {"history": history}})
+        assert all(map(torch.equal, states["h"]["history"], history))
+    assert len(copies._lanes) <= 2
+
+
+def test_a_place_among_small_ones_is_kept_while_it_is_not_needed() -> None:
+    """Each sweep the memory is met first by a tensor that is a part of it; then by the whole of it alone."""
+    copies, whole, other = Copies(), torch.zeros(6), torch.zeros(6)
+    for state in (
+        ({"whole": whole, "other": other},) * 3
+        + ({"part": whole[2:], "whole": whole},) * 3
+        + ({"whole": whole, "other": other},) * 3
+    ):
+        with torch.no_grad():
+            whole.add_(1.0)
+            other.sub_(1.0)
+        states, _ = copies.take({"s": state})
+        assert all(torch.equal(states["s"][key], live) for key, live in state.items())

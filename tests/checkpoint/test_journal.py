@@ -167,6 +167,8 @@ def test_a_moved_folder_and_a_copied_one(tmp_path: Path) -> None:
         {"path": "../step-00000010"},
         {"path": 3},
         {"commit": "x"},
+        {"commit": float("inf")},
+        {"time": 10**400},
         {"metrics": []},
         {"manifest": 3},
         {"time": None},

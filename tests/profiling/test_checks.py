@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,20 @@ from torch import nn
 
 import brainlib as bl
 from tests.brain.small import Batch, Regression, Rows, batches, linear, same, sgd, small, weights
-from tests.contracts.brains import SEVEN, VALID, Items, Plain, ending, make, ready_batches, two_fits
+from tests.contracts.brains import (
+    SEVEN,
+    VALID,
+    InnerFit,
+    Items,
+    OwnAccumulation,
+    Plain,
+    TwoOptimizers,
+    ending,
+    make,
+    ready_batches,
+    train,
+    two_fits,
+)
 
 seven = pytest.mark.parametrize("cls", SEVEN, ids=lambda cls: cls.__name__)
 
@@ -118,6 +132,103 @@ def test_a_short_fit_is_said_to_be_partial(caplog: pytest.LogCaptureFixture) -> 
     assert "check_batches has no effect without check_shape or check_content" in caplog.text
 
 
+def test_an_optimizer_that_makes_no_step_for_now() -> None:
+    for cls, frozen in ((TwoOptimizers, "encoder.0.bias"), (InnerFit, "discriminator.0.bias")):
+        with bl.Inspector(brain := make(cls)) as inspector:
+            train(brain, 1)
+        assert (
+            f"{frozen}: its optimizer made no step in these updates; is it frozen for now?"
+            in inspector.findings
+        )
+        assert "not trained" not in repr(inspector)
+
+
+def test_an_error_before_the_first_step_says_nothing_of_optimizers(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Chain):
+        def compute_objectives(self, *args: Any) -> torch.Tensor:
+            raise KeyError("the original")
+
+    with pytest.raises(KeyError):
+        small(Failing, check_content=["all"]).fit(range(1), batches(4))
+    assert "check:" not in caplog.text
+    caplog.clear()
+    with pytest.raises(ValueError, match="there is no module 'nope' to check"):
+        small(check_content=["nope"]).fit(range(1), batches(4))
+    assert "PARTIAL" not in caplog.text
+
+
+class Words(bl.Brain):
+    """A table with sparse gradients, and a module that gives a sparse tensor and a nested one."""
+
+    def compute_forward(self, batch: torch.Tensor, stage: bl.Stage) -> torch.Tensor:
+        vectors = self.modules.table(batch)
+        self.modules.odd(vectors)
+        return self.modules.model(vectors)  # type: ignore[no-any-return]
+
+    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: bl.Stage) -> torch.Tensor:
+        return predictions.square().mean() * (math.nan if self.step == 3 and stage == bl.Stage.TRAIN else 1)
+
+
+class OddOnes(nn.Module):
+    def forward(self, vectors: torch.Tensor) -> Any:
+        flat = vectors.detach().flatten(1)
+        nested = torch.nested.nested_tensor([flat[0], flat[1, :3]], layout=torch.jagged)
+        return flat.to_sparse(), flat.to_sparse_csr(), nested, torch.fft.rfft(flat), None
+
+
+def words(**options: Any) -> Words:
+    modules = {
+        "table": nn.Embedding(9, 4, sparse=True, _weight=torch.ones(9, 4)),
+        "odd": OddOnes(),
+        "model": nn.Linear(4, 1),
+    }
+    torch.nn.init.ones_(modules["model"].weight)  # type: ignore[arg-type]
+    torch.nn.init.zeros_(modules["model"].bias)  # type: ignore[arg-type]
+    return Words(
+        modules,
+        lambda p: torch.optim.SGD(p, 0.1),
+        {"seed": 0},
+        {"noprogressbar": True, "device": "cpu", **options},
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_tensors_of_every_layout() -> None:
+    data = [torch.tensor([[0, 1, 1], [5, 0, 2]])] * 3
+    looked_at, plain = words(check_content=["all"]), words()
+    for brain in (looked_at, plain):
+        brain.fit(range(1), data)
+    assert same(weights(looked_at), weights(plain))
+    with pytest.raises(bl.AnomalyFound, match="the backward of the loss gave 6 NaN"):
+        words(detect_anomaly=True).fit(range(1), data)
+
+
+def test_a_sparse_gradient_that_is_not_finite() -> None:
+    class Spoiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, vectors: torch.Tensor) -> torch.Tensor:
+            return vectors.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient * math.inf
+
+    class Spoiling(Words):
+        def compute_forward(self, batch: torch.Tensor, stage: bl.Stage) -> torch.Tensor:
+            weight = self.modules.table.weight
+            vectors = torch.nn.functional.embedding(batch, weight, sparse=True)
+            return self.modules.model(Spoiled.apply(vectors))  # type: ignore[no-any-return]
+
+    brain = Spoiling(
+        {"table": nn.Embedding(9, 4, sparse=True), "model": nn.Linear(4, 1)}, lambda p: torch.optim.SGD(p, 0.1),
+        {"seed": 0}, {"noprogressbar": True, "device": "cpu", "detect_anomaly": True},
+    )  # fmt: skip
+    with pytest.raises(
+        bl.AnomalyFound, match=r"the gradient of table.weight holds \d+ infinite of \d+ values"
+    ):
+        brain.fit(range(1), [torch.tensor([[0, 1, 1], [5, 0, 2]])])
+
+
 @seven
 def test_looking_changes_nothing(cls: type[Plain]) -> None:
     watched = make(cls, check_content=["all"], detect_anomaly=True, sanity_valid_batches=2)
@@ -130,6 +241,16 @@ def test_looking_changes_nothing(cls: type[Plain]) -> None:
 class Chain(Regression):
     def compute_forward(self, batch: Batch, stage: bl.Stage) -> torch.Tensor:
         return self.modules.model(batch["x"])
+
+
+class OwnSteps(Chain):
+    def fit_batch(self, batch: Batch) -> torch.Tensor:
+        loss = self.compute_objectives(self.compute_forward(batch, bl.Stage.TRAIN), batch, bl.Stage.TRAIN)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert self.optimizer is not None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
 
 
 class Root(nn.Module):
@@ -167,6 +288,70 @@ def test_a_backward_that_is_not_finite_names_the_module_that_made_it() -> None:
         bl.AnomalyFound, match=r"the backward of model.2 \(Root\) gave \d+ (NaN|infinite) .* what model.1"
     ):
         brain.fit(range(1), data)
+
+
+def test_a_weights_gradient_alone_that_is_not_finite() -> None:
+    """Whatever goes from module to module is finite; such an update is skipped before an optimizer makes its step."""
+    data = batches(3, 3)
+    data[1]["x"] = data[1]["x"] * 1e200
+
+    class Large(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return torch.full_like(gradient, 1e140)
+
+    class Growing(Chain):
+        def compute_forward(self, batch: Batch, stage: bl.Stage) -> torch.Tensor:
+            return Large.apply(super().compute_forward(batch, stage)) * 1e-250  # type: ignore[no-any-return]
+
+    with pytest.raises(
+        bl.AnomalyFound,
+        match=r"the gradient of model.weight holds 6 infinite of 6 values \(batch 2 of the epoch",
+    ):
+        small(Growing, opt_class=lambda p: torch.optim.SGD(p, 0.0), detect_anomaly=True).fit(range(1), data)
+
+
+@pytest.mark.parametrize("cls", [Regression, OwnSteps])
+def test_a_loss_alone_that_is_not_finite(cls: type[Regression]) -> None:
+    class Spoiled(cls):  # type: ignore[misc,valid-type]
+        def compute_objectives(
+            self, predictions: torch.Tensor, batch: Batch, stage: bl.Stage
+        ) -> torch.Tensor:
+            loss = super().compute_objectives(predictions, batch, stage)
+            return loss + (math.inf if self.step == 2 else 0)  # type: ignore[no-any-return]
+
+    for data in (batches(3, 3, 3), batches(3, 3)):
+        with pytest.raises(bl.AnomalyFound, match=r"the loss was not finite, .* \(batch 2 of the epoch"):
+            small(Spoiled, detect_anomaly=True).fit(range(1), data)
+
+
+def test_complex_values_that_are_not_finite() -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"spectrum": torch.fft.rfft(x) / 0.0}
+
+    class Chained(Chain):
+        def compute_forward(self, batch: Batch, stage: bl.Stage) -> torch.Tensor:
+            self.modules.spectrum(batch["x"])
+            return super().compute_forward(batch, stage)
+
+    brain = small(Chained, detect_anomaly=True)
+    brain.modules["spectrum"] = Spectrum()
+    with pytest.raises(bl.AnomalyFound, match=r"spectrum \(Spectrum\) gave"):
+        brain.fit(range(1), batches(3))
+
+
+def test_samples_of_an_iterable_that_is_read_ahead() -> None:
+    data = [{**each, "id": [f"{n}{letter}" for letter in "ab"]} for n, each in enumerate(batches(2, 2, 2))]
+    data[1]["x"][1] = math.nan
+    with pytest.raises(
+        bl.AnomalyFound, match=r"in sample 1 \('1b'\) of its 2 \(batch 2 of the epoch with the ids '1a'"
+    ):
+        small(Chain, detect_anomaly=True).fit(range(1), iter(data))
 
 
 # -- one batch by heart ------------------------------------------------------------------------------------------------
@@ -241,6 +426,37 @@ def test_find_lr_stops_where_the_loss_diverges() -> None:
     assert len(curve.rates) < 100 and curve.rates[-1] < 1e6
 
 
+@pytest.mark.parametrize("patience", [0, 3])
+def test_find_lr_ends_where_updates_are_skipped(patience: int) -> None:
+    """From finite to infinite in one update: from there on no update is made."""
+
+    class Falls(Regression):
+        num_batches = 0
+
+        def compute_objectives(
+            self, predictions: torch.Tensor, batch: Batch, stage: bl.Stage
+        ) -> torch.Tensor:
+            self.num_batches += 1
+            loss = super().compute_objectives(predictions, batch, stage)
+            return loss if self.num_batches <= 20 else loss * math.inf
+
+    curve = bl.find_lr(small(Falls, nonfinite_patience=patience), batches(*[4] * 10))
+    assert len(curve.rates) == 20 and all(map(math.isfinite, curve.losses))
+    spoiled = [{**each, "x": each["x"] * math.nan} for each in batches(4, 4)]
+    with pytest.raises(ValueError, match="in a row had a loss or gradient that is not finite"):
+        bl.find_lr(small(nonfinite_patience=patience), spoiled)
+
+
+def test_find_lr_where_no_update_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="find_lr: an epoch has made no update, .* Is there an optimizer"):
+        bl.find_lr(small(opt_class=None), batches(4, 4))
+    with pytest.raises(ValueError, match="find_lr: an epoch has made no update"):
+        bl.find_lr(make(OwnAccumulation, grad_accumulation_factor=8), ready_batches())
+    caplog.clear()
+    assert bl.find_lr(small(test_only=True), batches(4, 4)).rates == []
+    assert "0 of the 100 updates were made, because a run option ended the fit" in caplog.text
+
+
 def test_find_lr_wins_over_a_schedule() -> None:
     schedule = bl.LearningRate(lambda done: 0.5)
     brain = Regression(
@@ -258,6 +474,9 @@ def test_what_find_lr_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ValueError, match="lowest=1, highest=0.1, num_updates=100; it takes 0 < lowest < highest"
     ):
         bl.find_lr(small(), batches(2), lowest=1, highest=0.1)
+    for wrong in ({"highest": math.inf}, {"lowest": math.nan}, {"lowest": "1e-3"}, {"num_updates": 2.5}):
+        with pytest.raises(ValueError, match="0 < lowest < highest and at least 2 updates, as numbers"):
+            bl.find_lr(small(), batches(2), **wrong)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     curve = bl.find_lr(small(), batches(2), num_updates=5)
     with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib: pip install 'brainlib\[demo\]'"):

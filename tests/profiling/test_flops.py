@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import brainlib as bl
-from brainlib.profiling.flops import known_peak
+from brainlib.profiling.flops import _recurrent_operators, known_peak
 from tests.brain.small import Batch, Regression, batches, small
 from tests.contracts.brains import SEVEN, Plain, ending, make, train, two_fits
 
@@ -90,6 +92,59 @@ def test_a_run_that_goes_on_inside_a_window_counts_the_next_one(tmp_path: Path) 
     assert again._ledger.flops == (4 + 5) * A_ROW
 
 
+class Frames(bl.Brain):
+    def compute_forward(self, batch: torch.Tensor, stage: bl.Stage) -> Any:
+        return self.modules.model(batch)[0]
+
+    def compute_objectives(self, predictions: Any, batch: torch.Tensor, stage: bl.Stage) -> torch.Tensor:
+        return predictions.square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [
+        ({}, 24 * (8 + 6)),
+        ({"num_layers": 2, "bidirectional": True}, 2 * 24 * (8 + 6) + 2 * 24 * (12 + 6)),
+        ({"batch_first": True, "bias": False}, 24 * (8 + 6)),
+    ],
+)
+def test_an_lstm_that_is_one_operator(more: dict[str, Any], size: int) -> None:
+    """Its forward is one product a frame, its backward two; in parts the first step has no gradient to give back."""
+    model = torch.nn.LSTM(8, 6, **more)
+    brain = Frames({"model": model}, lambda p: torch.optim.SGD(p, 0.1), {"seed": 0}, {"count_flops": True})
+    brain.fit(range(1), [torch.ones(5, 2, 8)] * 2, progressbar=False)
+    assert brain._ledger.flops == 3 * 2 * 10 * size
+
+
+def test_a_stack_of_layers_on_a_gpu() -> None:
+    """By the shapes that its one operator is called with."""
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, device="meta")
+
+    weights = [empty(24, 8), empty(24, 6), empty(24), empty(24)]
+    with FlopCounterMode(display=False, custom_mapping=_recurrent_operators()) as counter:
+        torch.ops.aten._cudnn_rnn(
+            empty(5, 2, 8), weights, 4, None, empty(1, 2, 6), empty(1, 2, 6), 2, 6, 0, 1, False, 0.0, True, False, [],
+            None,
+        )  # fmt: skip
+    assert counter.get_total_flops() == 2 * 10 * 24 * (8 + 6)
+
+
+def test_an_update_without_anything_that_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = torch.nn.Parameter(torch.ones(8))
+
+        def forward(self, frames: torch.Tensor) -> tuple[torch.Tensor]:
+            return (frames * self.by,)
+
+    brain = Frames({"model": Scaled()}, lambda p: torch.optim.SGD(p, 0.1), {"seed": 0}, {"count_flops": True})
+    brain.fit(range(1), [torch.ones(5, 2, 8)] * 2, progressbar=False)
+    assert caplog.text.count("count_flops: in the first update there was no product") == 1
+
+
 def test_beside_a_profile(tmp_path: Path) -> None:
     text = f"batch_range=[0, 2]; exit_on_finished=false; profile_path={tmp_path}/p"
     brain = train(make(Plain, count_flops=True, profiler_options=text))
@@ -117,6 +172,9 @@ def test_what_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     assert "peak_flops has no effect without count_flops" in caplog.text
     with pytest.raises(ValueError, match="'peak_flops' is 0; it is more than 0, or null"):
         small(peak_flops=0, count_flops=True)
+    for peak in (math.inf, 1e-320):  # an MFU of 0, and one that no file can hold
+        with pytest.raises(ValueError, match="how many operations one device can do in a second"):
+            small(peak_flops=peak, count_flops=True)
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,20 @@ def test_files_that_cannot_be_written_do_not_end_training(
     assert "the files of cycle 0 could not be written" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["n" * 300, "\udcff"])
+def test_a_name_that_no_file_can_have(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    brain = small(
+        profiler_options={
+            "batch_range": [1, 2],
+            "exit_on_finished": False,
+            "profile_path": f"{tmp_path}/{name}",
+        }
+    )
+    brain.fit(range(1), batches(2, 2, 2, 2))
+    assert brain.optimizer_step == 4
+    assert "the files of cycle 0 could not be written" in caplog.text
+
+
 @pytest.mark.parametrize("key", ["calls", "total", "max", "min", "ave"])
 def test_the_table_is_sorted(key: str, tmp_path: Path) -> None:
     brain = small(profiler_options=options(tmp_path, f"batch_range=[1, 3]; sorted_key={key}"))
@@ -330,6 +344,65 @@ def test_in_a_with_statement_and_training_goes_on_afterwards(tmp_path: Path) -> 
     assert "aten::addmm" in repr(profiler) and "data wait" in repr(profiler)
     brain.fit(range(1), data)
     assert brain.optimizer_step == 12
+
+
+def test_a_with_statement_leaves_what_hangs_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options and other 'with's go on, and are alone again afterwards."""
+    brain = small(benchmark_max_step=8, check_shape=["all"])
+    before = brain._profiler
+    with (
+        bl.Inspector(brain, num_updates=3) as inspector,
+        bl.Profiler(options(tmp_path) + "; exit_on_finished=false", brain) as profiler,
+    ):
+        brain.fit(range(1), batches(*[2] * 12))
+    assert profiler.finished and "model (Linear), 3 calls" in repr(inspector)
+    assert brain.optimizer_step == 8 and '"updates": 8' in capsys.readouterr().out
+    assert brain._profiler is before and "model (Linear), 2 calls" in repr(before.profilers[1])
+
+
+def test_a_second_profiler_of_ours_is_refused_also_in_a_with_statement(tmp_path: Path) -> None:
+    brain = small(profiler_options=options(tmp_path))
+    with pytest.raises(ValueError, match="the Brain has a profiler already"), bl.Profiler("", brain):
+        pass
+    brain.fit(range(1), batches(*[2] * 8))
+    assert profiler_of(brain).finished
+    other = small()
+    with (
+        bl.Profiler(options(tmp_path), other),
+        pytest.raises(ValueError, match="already"),
+        bl.Profiler("", other),
+    ):
+        pass
+    assert other._profiler is None
+
+
+def test_one_that_has_recorded_and_one_that_was_never_begun_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = bl.Profiler(options(tmp_path, "batch_range=[0, 1]; timer_only=true"))
+    profiler.step()
+    profiler.step()
+    assert caplog.text.count("step() was called outside of a 'with'") == 1
+    caplog.clear()
+    for _ in range(2):
+        assert "recorded already" not in caplog.text
+        with profiler:
+            profiler.step()
+            profiler.step()
+    assert "its ranges are recorded already" in caplog.text and len(profiler.reports) == 1
+
+
+def test_a_range_that_is_open_where_an_error_comes_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Regression):
+        def compute_forward(self, batch: Batch, stage: bl.Stage) -> torch.Tensor:
+            raise KeyError("the original")
+
+    with pytest.raises(KeyError, match="the original"):
+        small(Failing, profiler_options=options(tmp_path, "batch_range=[0, 3]")).fit(range(1), batches(2))
+    assert "0 of the 3 updates of [0, 3] were recorded" in caplog.text
+    assert "nothing was recorded" not in caplog.text
 
 
 def test_later_fits_of_the_script_are_not_run(tmp_path: Path) -> None:

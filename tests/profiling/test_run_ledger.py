@@ -212,6 +212,31 @@ def test_lines_that_are_not_whole(tmp_path: Path) -> None:
     assert [note.time for note in Starts(tmp_path).notes()] == [3.0]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"what": "start", "time": NaN}',
+        b'{"what": "start", "time": "nan"}',
+        b'{"what": "start", "time": -Infinity}',
+        b'{"what": "start", "time": "-inf"}',
+        b'{"what": "start", "time": 1' + 400 * b"0" + b"}",
+        b'{"what": "start", "time": true}',
+        b'{"what": "start", "time": "5"}',
+        b'{"what": "start", "time": [5]}',
+        b'{"what": ["start"], "time": 5}',
+        b'{"what": "other", "time": 5}',
+        b'{"time": 5}',
+        b'"start"',
+        b"null",
+        100_000 * b"[",
+    ],
+    ids=lambda line: line[:40].decode(),
+)
+def test_a_line_that_was_not_written_by_a_run(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / STARTS).write_bytes(line + b'\n{"what": "start", "time": 3.0}\n')
+    assert [note.time for note in Starts(tmp_path).notes()] == [3.0]
+
+
 # -- of a Brain --------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import brainlib as bl
 from brainlib.config import load_hyperpyyaml, parse_arguments
+from brainlib.profiling import profiler as profilers
 from tests.brain.small import small
 
 read = bl.ProfilerOptions.read
@@ -44,6 +46,10 @@ def test_nothing_is_off_and_an_empty_text_is_all_defaults() -> None:
         ("profile_path='my runs; all/it'", "profile_path", "my runs; all/it"),
         ('profile_path="it\'s here"; repeat=2', "profile_path", "it's here"),
         ("profile_path=my runs/it's", "profile_path", "my runs/it's"),
+        ("profile_path=.", "profile_path", "./profile"),
+        ("profile_path=/", "profile_path", "/profile"),
+        ("profile_path=runs/", "profile_path", "runs/profile"),
+        ("profile_path=runs/..", "profile_path", "runs/../profile"),
         ("timer_only=true", "timer_only", True),
         ("timer_only=on", "timer_only", True),
         ("exit_on_finished=False", "exit_on_finished", False),
@@ -83,6 +89,7 @@ def test_good_texts(text: str, key: str, value: Any) -> None:
         ("profile_path='open", "open a quote ' and do not close it"),
         (5, "the profiler options are 5; they are a text"),
         ({"repeat": None}, "'repeat' is None, but it takes"),
+        ({"profile_path": "a\0b"}, "'profile_path' is 'a.x00b', but it takes a path"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_what_is_allowed(given: Any, message: str) -> None:
@@ -102,6 +109,23 @@ def test_what_has_no_effect_is_a_warning(caplog: pytest.LogCaptureFixture) -> No
     caplog.clear()
     bl.RunOptions.resolve({"profile_training": True, "profiler_options": ""})
     assert "profile_training has no effect, because profiler_options" in caplog.text
+
+
+def test_what_is_odd_is_told_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    small(profiler_options="batch_range=[0, 5000]")
+    assert caplog.text.count("the trace may be too large") == 1
+    caplog.clear()
+    for text in (
+        f"batch_range=[1, 5000]; profile_path={tmp_path}/p",
+        {"batch_range": [1, 2], "timer_only": True, "state": "CPU", "profile_path": f"{tmp_path}/q"},
+    ):
+        for _ in range(3):
+            bl.add_profiler_step(text)
+    for profiler in profilers._of_loops.values():
+        profiler.stop()
+        atexit.unregister(profiler.stop)
+    assert caplog.text.count("the trace may be too large") == 1
+    assert caplog.text.count("has no effect with timer_only") == 1
 
 
 # -- as a run option ---------------------------------------------------------------------------------------------------

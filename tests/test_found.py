@@ -61,7 +61,7 @@ def test_what_has_state(value: Any) -> None:
         nn.Linear,
         lambda: layer(),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_has_none(value: Any) -> None:
     assert not has_state(value)

@@ -148,7 +148,7 @@ class Trial:
             self.problems.append("it ended with other bits than the run that was left in peace")
 
 
-def plan(number: int, seed: int) -> list[Trial]:
+def plan(number: int, seed: str) -> list[Trial]:
     """Trials with so many signals in all."""
     draw, trials, left = random.Random(seed), [], number
     styles = [cls.__name__ for cls in SEVEN] + ["Everything"]
@@ -176,12 +176,14 @@ def plan(number: int, seed: int) -> list[Trial]:
 def sweep(number: int = 100, seed: int = 0, lanes: int = 2) -> list[Trial]:
     """Send `number` random signals to runs of all styles; what went wrong stands in `Trial.problems`.
 
+    A signal that is drawn for a moment at which its run has ended is not sent; others are drawn until all are.
+
     Args:
-        number: how many signals.
+        number: how many signals, at least.
         seed: of the moments; the same seed draws the same ones, though a machine never does the same thing twice.
         lanes: how many runs go on at a time.
     """
-    trials = plan(number, seed)
+    trials: list[Trial] = []
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brainlib-signals-")))
         free: SimpleQueue[Start] = SimpleQueue()
@@ -215,7 +217,10 @@ def sweep(number: int = 100, seed: int = 0, lanes: int = 2) -> list[Trial]:
                 trial.problems.append((folder / "log").read_text()[-3000:])
             shutil.rmtree(folder, ignore_errors=True)
 
-        list(pool.map(run, range(len(trials))))
+        while (left := number - sum(sum(trial.statuses.values()) for trial in trials)) > 0:
+            begun = len(trials)
+            trials += plan(left, f"{seed}-{begun}")
+            list(pool.map(run, range(begun, len(trials))))
     return trials
 
 

@@ -4,6 +4,7 @@
 PYTHON ?= python3
 OUT    ?= results/digits/cnn
 ARGS   ?=
+JOBS   ?= 2
 
 IN := .venv/bin/python
 # A folder that was moved or copied has an environment that points to the old place: make it anew.
@@ -28,6 +29,7 @@ help:
 	@echo 'make clean    remove the environment and caches; results/ is kept'
 	@echo
 	@echo 'PYTHON=...    the Python the environment is made with (now: $(PYTHON)); run make clean to change it later'
+	@echo 'JOBS=...      in how many processes make test runs (now: $(JOBS)); 0: in one, as a debugger needs it'
 	@echo 'ARGS=...      more arguments: make test ARGS="-k resume"'
 	@echo 'OUT=...       the folder of the demo; each experiment wants its own: make demo OUT=results/digits/seed3 ARGS="--seed 3"'
 
@@ -35,7 +37,7 @@ demo: .venv/ready-demo
 	@$(IN) recipes/digits/train.py hparams/digits/cnn.yaml --output_folder "$(OUT)" $(ARGS)
 
 test: .venv/ready-test
-	@$(IN) -m pytest --durations=15 $(ARGS)
+	@$(IN) -m pytest -n $(JOBS) --dist loadfile --durations=15 $(ARGS)
 
 faults: .venv/ready-test
 	@$(IN) -m tests.faults.sweep $(ARGS)

@@ -155,6 +155,8 @@ class Wrappers:
 
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if wrapper.off:  # type: ignore[attr-defined]
+                return method(*args, **kwargs)
             depth = phases.enter(phase)
             try:
                 return method(*args, **kwargs)
@@ -162,15 +164,18 @@ class Wrappers:
                 phases.leave(depth)
 
         wrapper.__func__ = getattr(method, "__func__", method)  # type: ignore[attr-defined] # for Brain._overridden
+        wrapper.off, wrapper.hidden = False, hidden  # type: ignore[attr-defined]
         owner.__dict__[name] = wrapper
 
         def take_off() -> None:
-            if owner.__dict__.get(name) is not wrapper:  # somebody has put another one there
-                return
-            if hidden is None:
-                del owner.__dict__[name]
+            wrapper.off = True  # type: ignore[attr-defined]
+            shown = owner.__dict__.get(name)
+            while getattr(shown, "off", False):  # one that somebody has put over ours goes on hiding it
+                shown = shown.hidden
+            if shown is None:
+                owner.__dict__.pop(name, None)
             else:
-                owner.__dict__[name] = hidden
+                owner.__dict__[name] = shown
 
         self._stack.callback(take_off)
 

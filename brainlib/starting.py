@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from brainlib.announcements import (
 )
 from brainlib.attempt import logging_for
 from brainlib.brain_state import warn_of_unsaved
+from brainlib.checkpoint.in_use import in_use
 from brainlib.checkpoint.options import NEVER
 from brainlib.common.logs import logger
 from brainlib.data.share import Share
@@ -71,31 +72,44 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
             finally:
                 brain._scope, brain.should_step = outside
             return
-        brain._fitting, brain._outer.epoch_counter = True, epoch_counter
-        brain._outer.left, brain._outer.held = True, None  # until its place is taken
-        try:
-            brain._epochs.num_said = 0
-            with _in_ledger(brain), _stoppable(brain), _profiling(brain):
-                brain._outer.run.start_clock()
-                yield brain._outer
-            say_done(brain)
-            brain._fits_done += 1
-            warn_of_unread_keys(brain.hparams.unread())
-            brain.hparams.forget_unread()
-        except Enough:
-            return
-        except BaseException as error:
-            if not brain._ranks.agreed.asked:
-                brain._ranks.fail(error)
-            brain._extensions.on_error(brain, error)
-            take_back(brain)
-            raise
-        finally:
-            brain._outer.run.stop_clock()
-            brain._fitting, brain._outer.epoch_counter = False, None
-            brain._outer.validate_now = nothing
-            brain._outer.sources.clear()
-            brain._extensions.close(brain)
+        with _alone(brain), _outer_fit(brain, epoch_counter) as scope:
+            yield scope
+
+
+@contextmanager
+def _outer_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScope]:
+    brain._fitting, brain._outer.epoch_counter = True, epoch_counter
+    brain._outer.left, brain._outer.held = True, None  # until its place is taken
+    try:
+        brain._epochs.num_said = 0
+        with _in_ledger(brain), _stoppable(brain), _profiling(brain):
+            brain._outer.run.start_clock()
+            yield brain._outer
+        say_done(brain)
+        brain._fits_done += 1
+        warn_of_unread_keys(brain.hparams.unread())
+        brain.hparams.forget_unread()
+    except Enough:
+        return
+    except BaseException as error:
+        if not brain._ranks.agreed.asked:
+            brain._ranks.fail(error)
+        brain._extensions.on_error(brain, error)
+        take_back(brain)
+        raise
+    finally:
+        brain._outer.run.stop_clock()
+        brain._fitting, brain._outer.epoch_counter = False, None
+        brain._outer.validate_now = nothing
+        brain._outer.sources.clear()
+        brain._extensions.close(brain)
+
+
+def _alone(brain: Brain) -> AbstractContextManager[None]:
+    """Inside, no other process trains in the folder of the checkpoints."""
+    if brain.checkpointer is None or not brain._world.is_main:
+        return nullcontext()
+    return in_use(brain.checkpointer.checkpoints_dir)
 
 
 @contextmanager

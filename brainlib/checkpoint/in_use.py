@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -61,7 +61,8 @@ def in_use(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
         if not _held[key]:
             del _held[key]
         if note is not None:
-            (folder / NAME).unlink(missing_ok=True)
+            with suppress(OSError):  # a note that is left there is in nobody's way
+                (folder / NAME).unlink()
             os.close(note)
 
 

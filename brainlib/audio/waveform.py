@@ -71,9 +71,29 @@ class SpeedPerturb(nn.Module):
             lengths = torch.full((len(waves),), waves.shape[1], dtype=torch.int64, device=waves.device)
         if not self.training:
             return waves, lengths
+        return self._played(waves, lengths, torch.randint(len(self.speeds), (len(waves),)))
+
+    def played(self, waves: Tensor, lengths: Tensor, speed: int) -> tuple[Tensor, Tensor]:
+        """All of the waves at one of the speeds, in training mode and outside of it.
+
+        Args:
+            waves: [B, T], padded with zeros.
+            lengths: [B], counts of samples or parts of T.
+            speed: one of `speeds`.
+
+        Raises:
+            ValueError: for another speed.
+
+        >>> SpeedPerturb(8000, [50, 100]).played(torch.ones(1, 100), torch.tensor([60]), 50)[1]
+        tensor([120])
+        """
+        if speed not in self.speeds:
+            raise ValueError(f"speed={speed!r}: it is one of speeds={self.speeds}")
+        return self._played(waves, lengths, torch.full((len(waves),), self.speeds.index(speed)))
+
+    def _played(self, waves: Tensor, lengths: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         parts = lengths.is_floating_point()
         counts = absolute_lengths(lengths, waves.shape[1]).cpu()  # the new sizes have to be known here
-        drawn = torch.randint(len(self.speeds), (len(waves),))
         played: list[Tensor] = [waves] * len(waves)
         new_counts = torch.zeros_like(counts)
         for number, player in enumerate(self.players):

@@ -49,14 +49,31 @@ class SpokenDigitsBrain(bl.Brain):
     def compute_forward(self, batch: bl.PaddedBatch, stage: Stage) -> Tensor:
         """Augmentations leave everything as it is outside of training."""
         waves, num_samples = batch.wave.data, batch.wave.num_entries
+        if stage is not Stage.TRAIN and self.hparams.listenings:
+            return self.listen_again(waves, num_samples)
         waves, num_samples = self.modules.speed(waves, num_samples)
         waves = self.modules.noise(self.modules.shift(waves, num_samples), num_samples)
+        features, num_frames = self.log_mels(waves, num_samples)
+        return self.classify(self.modules.warp(features, num_frames), num_frames)
+
+    def log_mels(self, waves: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         features = self.modules.features(self.modules.level(waves, num_samples), num_samples)
-        num_frames = self.modules.features.num_frames(num_samples)
-        features = self.modules.warp(features, num_frames)
-        features = self.modules.normalize(features, num_frames)
-        features = self.modules.mask(features, num_frames)
+        return features, self.modules.features.num_frames(num_samples)
+
+    def classify(self, features: Tensor, num_frames: Tensor) -> Tensor:
+        features = self.modules.mask(self.modules.normalize(features, num_frames), num_frames)
         return self.modules.model(features, num_frames)
+
+    def listen_again(self, waves: Tensor, num_samples: Tensor) -> Tensor:
+        """The mean of what is heard at several speeds, each warped in several ways, as logarithms of probabilities."""
+        heard = []
+        for speed in self.hparams.listenings["speeds"]:
+            played = self.modules.speed.played(waves, num_samples, speed)
+            features, num_frames = self.log_mels(*played)
+            for factor in self.hparams.listenings["warps"]:
+                warped = self.modules.warp.warped(features, features.new_full((len(features),), factor))
+                heard.append(self.classify(warped, num_frames).softmax(1))
+        return torch.stack(heard).mean(0).log()
 
     def compute_objectives(self, predictions: Tensor, batch: bl.PaddedBatch, stage: Stage) -> Tensor:
         if stage is Stage.TRAIN:
@@ -171,8 +188,8 @@ def collect_results(brain: SpokenDigitsBrain, folder: Path) -> dict[str, Any]:
     return results | {key: known[key] for key in ("seconds", "cpu_seconds") if key in known}
 
 
-def log_mels(brain: SpokenDigitsBrain, wave: Tensor) -> Any:
-    """Of one recording, as numpy, [frames, mels]."""
+def picture_of(brain: SpokenDigitsBrain, wave: Tensor) -> Any:
+    """The log-mels of one recording, as numpy, [frames, mels]."""
     return brain.modules.features(wave.to(brain.device)).cpu().numpy()
 
 
@@ -184,7 +201,7 @@ def draw_pictures(brain: SpokenDigitsBrain, test: Any, folder: Path, results: di
     wrong = [(id_, told, right) for id_, told, right in answers if told != right]
     wrong.sort(key=lambda each: (-brain.confidences[each[0]], each[0]))
     shown = [
-        (*each, brain.confidences[each[0]], log_mels(brain, item["wave"]))
+        (*each, brain.confidences[each[0]], picture_of(brain, item["wave"]))
         for each, item in zip(wrong, test.subset([id_ for id_, *_ in wrong[: plots.MOST]]), strict=False)
     ]
     plots.plot_mistakes(shown, len(wrong), mistakes)

@@ -138,7 +138,7 @@ def find_lr(
     curve.suggestion = _steepest(curve)
     if not test.exits:
         logger.warning(
-            "find_lr: %d of the %d updates were made, because a run option ended the fit",
+            "find_lr: a run option ended the fit after update %d of %d",
             len(curve.rates),
             num_updates,
         )

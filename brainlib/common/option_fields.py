@@ -161,7 +161,7 @@ class Option:
                 int: "a whole number",
                 float: "a number",
                 str: "a text",
-                Seconds: "seconds, or a text such as 1-12:00:00 (days-hours:minutes:seconds) or 0:30:00",
+                Seconds: "seconds, or days-hours:minutes:seconds, such as 0:30:00",
                 Settings: "a text such as key=value; key=value",
             }.get(self.kind, "a list of names" if self.is_list else "names with values")
         if self.minimum is not None:

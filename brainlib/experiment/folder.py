@@ -60,7 +60,7 @@ def script_source(filename: str) -> str | None:
 
     In a notebook, these are the cells run so far.
 
-    >>> script_source("<stdin>") is None
+    >>> "def getenv(" in (script_source(os.__file__) or "")
     True
     """
     if os.path.isfile(filename):

@@ -173,7 +173,7 @@ class TestEveryMetric:
             pytest.skip("it has no ids")
         batches = batches_of(name)
         metric = counted(name, batches)
-        with pytest.raises(ValueError, match="1 ids and "):
+        with pytest.raises(ValueError, match="1 id and "):
             metric.append(["one"], *batches[0][1:])
         with pytest.raises(ValueError, match="the ids are one text, 'utt'"):
             metric.append("utt", *batches[0][1:])

@@ -454,7 +454,7 @@ def test_find_lr_where_no_update_is_made(caplog: pytest.LogCaptureFixture) -> No
         bl.find_lr(make(OwnAccumulation, grad_accumulation_factor=8), ready_batches())
     caplog.clear()
     assert bl.find_lr(small(test_only=True), batches(4, 4)).rates == []
-    assert "0 of the 100 updates were made, because a run option ended the fit" in caplog.text
+    assert "a run option ended the fit after update 0 of 100" in caplog.text
 
 
 def test_find_lr_wins_over_a_schedule() -> None:

@@ -159,7 +159,9 @@ def test_ways_to_say_it(given: Any, seconds: float) -> None:
 
 @pytest.mark.parametrize("given", ["1:30", "soon", "1h", -1, True])
 def test_what_is_no_length_of_time(given: Any) -> None:
-    with pytest.raises(ValueError, match="'max_time' .* is .*it takes seconds, or a text such as 1-12:00:00"):
+    with pytest.raises(
+        ValueError, match="'max_time' .* is .*it takes seconds, or days-hours:minutes:seconds"
+    ):
         bl.RunOptions.resolve(hparams={"run_opts": {"max_time": given}})
 
 
@@ -176,7 +178,7 @@ def test_what_is_no_length_of_time(given: Any) -> None:
     ],
 )
 def test_the_error_says_how_what_may_be_meant_is_written(given: str, meant: str) -> None:
-    with pytest.raises(ValueError, match="it takes seconds, or a text such as") as caught:
+    with pytest.raises(ValueError, match="it takes seconds, or days-hours:minutes:seconds") as caught:
         bl.RunOptions.resolve(hparams={"run_opts": {"max_time": given}})
     assert f"{given!r}" in str(caught.value) and str(caught.value).endswith(f"{meant}.")
     advised = meant.removeprefix("write ").split(", or ")
@@ -186,7 +188,7 @@ def test_the_error_says_how_what_may_be_meant_is_written(given: str, meant: str)
 
 @pytest.mark.parametrize("given", ["soon", "1:00:00:00:00", "5 ms", "::", "-1:00:00", [1, 30], {"hours": 1}])
 def test_nothing_is_guessed_where_nobody_could_say(given: Any) -> None:
-    with pytest.raises(ValueError, match="it takes seconds, or a text such as .*, or null\\.$"):
+    with pytest.raises(ValueError, match="it takes seconds, or days-hours:minutes:seconds, .*, or null\\.$"):
         bl.RunOptions.resolve(hparams={"run_opts": {"max_time": given}})
 
 

@@ -373,6 +373,7 @@ def test_a_folder_of_its_name_is_no_package(monkeypatch: pytest.MonkeyPatch, tmp
     """wandb leaves a folder `wandb` where a script was started, which Python would take for one."""
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)  # of the tests before
     with pytest.raises(ImportError, match="WandbLogger needs wandb"):
         WandbLogger(tmp_path, project="p")
 

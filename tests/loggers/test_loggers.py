@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

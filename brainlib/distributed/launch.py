@@ -9,9 +9,11 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from brainlib.common.counted import counted
+from brainlib.common.errors import nearest
 
 __all__ = ["launch", "spawn"]
 
@@ -90,8 +92,18 @@ def launch(
         shutdown_seconds: how long the others may take to end then, before they are killed.
 
     Raises:
+        FileNotFoundError: there is no such script; nothing was started.
         Exception: as `spawn`.
+
+    >>> launch("no-such-script.py", [])
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: there is no script no-such-script.py
     """
+    path = Path(script)
+    if not (path.is_file() or (path / "__main__.py").is_file()):  # Python runs such a folder, too
+        beside = [each.name for each in path.parent.glob("*.py")]
+        raise FileNotFoundError(f"there is no script {script}.{nearest(path.name, beside)}".removesuffix("."))
     command = ["-u", script, *words]
     _run(sys.executable, command, nprocs, devices, log_dir, max_restarts, shutdown_seconds)
 

@@ -211,6 +211,19 @@ def test_launch_names_who_failed_and_how(
         assert log.read_text() == f"words ['--lr', '1e-3', '-n', '{word}'] rank {rank}\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "end"), [("trian.py", "trian.py. Did you mean 'train.py'?"), ("zzz", "zzz"), ("empty", "empty")]
+)
+def test_a_script_that_is_not_there_is_said_before_anything_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], given: str, end: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "empty").mkdir()
+    assert cli(["launch", "--log_dir", str(tmp_path / "logs"), str(tmp_path / given), "--lr", "1"]) == 2
+    assert capfd.readouterr().err == f"brainlib: there is no script {tmp_path}/{end}\n"
+    assert not (tmp_path / "logs").exists()
+
+
 RESTARTED = """
 import os, sys
 from tests.distributed.test_world import mortal

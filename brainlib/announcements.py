@@ -12,6 +12,7 @@ from brainlib.common.counted import counted
 from brainlib.common.logs import logger
 from brainlib.options import RunOptions
 from brainlib.run_state import RunState
+from brainlib.stage import Stage
 
 if TYPE_CHECKING:
     from brainlib.brain import Brain
@@ -63,8 +64,8 @@ def say_what(brain: Brain) -> None:
         told.append(f"and {rest} more")
     logger.info("%s: %s", type(brain).__name__, ", ".join(told) or "no modules")
     sets = [
-        f"{name} {_data(source.fingerprint(), source.num_batches)}"
-        for name, source in zip(("train", "valid"), brain._scope.sources, strict=False)
+        f"{stage.name.lower()} {_data(source.fingerprint(), source.num_batches, brain._batch_limit(stage))}"
+        for stage, source in zip((Stage.TRAIN, Stage.VALID), brain._scope.sources, strict=False)
     ]
     logger.info("data: %s", "; ".join(sets))
 
@@ -74,13 +75,20 @@ def _size(module: torch.nn.Module) -> str:
     return f"{total:,}" + (f", {total - trained:,} of them frozen" if trained < total else "")
 
 
-def _data(known: dict[str, int], num_batches: int | None) -> str:
-    """How much there is of a set.
+def _data(known: dict[str, int], num_batches: int | None, limit: int | None = None) -> str:
+    """How much there is of a set, and how much of it an epoch takes where that is less.
 
     >>> _data({"items": 1797, "batch_size": 64, "batches": 29}, 29)
     '29 batches (1,797 items, 64 a batch)'
+    >>> _data({}, 29, limit=2), _data({}, None, limit=2)
+    ('2 of 29 batches', '2 batches at most')
     """
-    batches = "of unknown length" if num_batches is None else counted(num_batches, "batch", "batches", ",")
+    if num_batches is None:
+        at_most = None if limit is None else f"{counted(limit, 'batch', 'batches', ',')} at most"
+        batches = at_most or "of unknown length"
+    else:
+        batches = counted(num_batches, "batch", "batches", ",")
+        batches = f"{limit:,} of {batches}" if limit is not None and limit < num_batches else batches
     items = [counted(known["items"], "item", spec=",")] if "items" in known else []
     items += [f"{known['batch_size']:,} a batch"] if "batch_size" in known else []
     return batches + (f" ({', '.join(items)})" if items else "")
@@ -92,6 +100,9 @@ def say_epoch(brain: Brain, epoch: Any) -> None:
     total = getattr(counter, "limit", None)
     if total is None and hasattr(counter, "__len__"):
         total = len(counter)
+    if brain._options.debug and isinstance(total, int):
+        first = run.epoch_start if hasattr(counter, "limit") else 0
+        total = min(total, first + brain._options.debug_epochs)
     number = epoch if hasattr(counter, "limit") else run.epoch
     name = f"epoch {number}" + (f"/{total}" if isinstance(total, int) else "")
     line = brain._epochs.close(name, _criterion(brain))

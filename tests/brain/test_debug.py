@@ -147,3 +147,25 @@ def test_test_only_evaluates_the_checkpoint(tmp_path: Path) -> None:
     brain = small(test_only=True, checkpointer=bl.Checkpointer(tmp_path))
     brain.fit(range(3), batches(4, 4))
     assert brain.evaluate(batches(3)) == trained.evaluate(batches(3))
+
+
+@pytest.mark.parametrize("counter", [*COUNTERS, "a later fit"])
+def test_what_is_said_is_what_is_done(counter: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="brainlib")
+    make = COUNTERS.get(counter, lambda: bl.EpochCounter(30))
+    brain = small(debug=True)
+    epochs = make()
+    if counter == "a later fit":
+        epochs.current = 7
+    brain.fit(epochs, batches(*(1,) * 10), batches(1, 1, 1))
+    told = [record.getMessage() for record in caplog.records]
+    assert "data: train 2 of 10 batches; valid 2 of 3 batches" in told
+    lines = [line.partition(":")[0] for line in told if line.startswith("epoch ")]
+    assert lines == (["epoch 8/9", "epoch 9/9"] if counter == "a later fit" else ["epoch 1/2", "epoch 2/2"])
+    assert any(line.startswith("fit 0 is done: 2 epochs") for line in told)
+
+
+def test_other_limits_are_said_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="brainlib")
+    small(limit_train_batches=4, limit_valid_batches=9).fit(range(1), batches(*(1,) * 10), batches(1, 1))
+    assert "data: train 4 of 10 batches; valid 2 batches" in caplog.text

@@ -82,11 +82,32 @@ def _unseeded(difference: Difference, one: Trace) -> Finding:
         SAME_AGAIN,
         where,
         what,
-        "the process is not seeded, or not before this was made",
+        _not_seeded(difference),
         "seed it first of all: in the hparams file, seed: 1234 and __set_seed: !apply:brainlib.seed_everything "
         "[!ref <seed>]; in a script, brainlib.seed_everything(1234). A run that was resumed is exact without it",
         tuple(difference.names),
     )
+
+
+def _not_seeded(difference: Difference) -> str:
+    """Which of the process's generators nobody seeded, as far as they show it."""
+    states, theirs = (event["state"]["generators"] for event in (difference.one, difference.other))
+    unseeded = [name for name in states if states[name] != theirs.get(name)]
+    seeded = [name for name in states if name not in unseeded and name != "cuda"]
+    if not seeded:
+        return "the process is not seeded, or not before this was made"
+    if not unseeded:
+        return "the process is seeded, but not before this was made"
+    others = f"; {_and(seeded)} {'are' if len(seeded) > 1 else 'is'}"
+    one = len(unseeded) == 1
+    return (
+        f"the generator{'' if one else 's'} of {_and(unseeded)} {'is' if one else 'are'} not seeded{others}"
+        + ("" if difference.kind == "generators" else ", or not before this was made")
+    )
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def not_resumed(cut: Place, difference: Difference, one: Trace, suspects: list[Suspect]) -> Finding:

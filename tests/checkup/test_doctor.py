@@ -283,6 +283,37 @@ def test_a_start_that_is_not_seeded_is_named_and_its_resume_looked_at() -> None:
     assert told(report, "cut and resume").count("equal bits to the end") == 2
 
 
+@pytest.mark.parametrize(
+    ("seeded", "cause"),
+    [
+        ("torch", "the generators of python and numpy are not seeded; torch is"),
+        ("torch, python", "the generator of numpy is not seeded; python and torch are"),
+        (
+            "python, numpy",
+            "the generator of torch is not seeded; python and numpy are, or not before this was made",
+        ),
+        ("", "the process is not seeded, or not before this was made"),
+        ("too late", "the process is seeded, but not before this was made"),
+    ],
+)
+def test_the_generators_that_are_not_seeded_are_named(seeded: str, cause: str) -> None:
+    def start(name: str, plan: Plan) -> None:
+        number = sum(name.encode())
+        random.seed(1 if "python" in seeded else number)
+        np.random.seed(1 if "numpy" in seeded else number)
+        torch.manual_seed(1 if "torch" in seeded else number)
+        invite(Session(plan))
+        module = model()
+        if seeded == "too late":
+            bl.seed_everything(1)
+        brain = Brain({"model": module}, sgd, run_opts={"noprogressbar": True, "device": "cpu"})
+        brain.fit(range(3), Items(), train_loader_kwargs={"batch_size": 4, "shuffle": True})
+
+    report = examine(start, num_batches=None, timeout=60, at_once=2, quiet_loggers=True, accumulation=False)
+    (finding,) = report.findings
+    assert finding.cause == cause
+
+
 def test_a_script_that_trains_nothing() -> None:
     with pytest.raises(CheckupError, match="the run ended with status 3 at no batch yet"):
         examine(

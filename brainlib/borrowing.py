@@ -12,6 +12,7 @@ from torch import Tensor
 
 from brainlib.common.errors import nearest
 from brainlib.common.logs import logger
+from brainlib.distributed.group import from_main
 
 if TYPE_CHECKING:
     from brainlib.brain_state import BrainState
@@ -136,9 +137,21 @@ def load_for_evaluation(
         why = f"smallest {min_key}" if min_key is not None else why
         logger.info("evaluating with the weights of %s (%s)", loaded.path, why)
     elif choice is not None:
-        raise ValueError(f"checkpoint={choice!r}: there is no checkpoint in {checkpointer.checkpoints_dir}")
+        raise ValueError(f"checkpoint={choice!r}: {_none_of(checkpointer, max_key or min_key)}")
     else:
-        _take_current(checkpointer, state, f": there is no checkpoint in {checkpointer.checkpoints_dir}")
+        _take_current(checkpointer, state, f": {_none_of(checkpointer, max_key or min_key)}")
+
+
+def _none_of(checkpointer: Checkpointer, key: str | None) -> str:
+    """Why none was found: those that a trainer makes on its way carry no metric, so that they are never "best"."""
+    listed = [] if key is None else from_main(checkpointer.list_checkpoints)
+    there = [each for each in listed if each.reason != "error"]
+    if not there:
+        return f"there is no checkpoint in {checkpointer.checkpoints_dir}"
+    return (
+        f"no checkpoint in {checkpointer.checkpoints_dir} carries {key!r}; the newest there, {there[0].path.name}, was "
+        "made inside an epoch or by a signal: a run goes on from it, and checkpoint='last' evaluates with it"
+    )
 
 
 def _take_current(

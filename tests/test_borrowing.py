@@ -174,3 +174,29 @@ def test_keys_without_a_checkpointer_have_no_effect_and_that_is_said(
     caplog.clear()
     load_for_evaluation(None, None)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("num", "reason"), [(2, "timed"), (2, "signal"), (0, "error")])
+def test_checkpoints_that_carry_no_metric_are_not_said_to_be_absent(
+    num: int, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are what the run goes on from, and are never the best."""
+    caplog.set_level("INFO", logger="brainlib")
+    model = nn.Linear(1, 1)
+    checkpointer = bl.Checkpointer(tmp_path, {"model": model})
+    for _ in range(max(num, 1)):
+        newest = checkpointer.save_checkpoint(reason=reason).path.name
+    load_for_evaluation(checkpointer, None, max_key="acc")
+    if num:
+        told = (
+            f"no checkpoint in {tmp_path} carries 'acc'; the newest there, {newest}, was made inside an epoch"
+        )
+    else:
+        told = f"there is no checkpoint in {tmp_path}"
+    assert f"evaluating with the current weights: {told}" in caplog.text
+    checkpointer._criterion = ("max", "acc")
+    with pytest.raises(ValueError, match="checkpoint='best': " + told.partition(" in ")[0]):
+        load_for_evaluation(checkpointer, "best")
+    if num:
+        load_for_evaluation(checkpointer, "last")
+        assert f"evaluating with the weights of {tmp_path}/{newest} (newest)" in caplog.text

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from brainlib.checkpoint.retention import by_metric, rank
+
 __all__ = ["ClosedEpoch", "EpochLines", "Track"]
 
 MOST = 12  # numbers in a line; there may be some for each class
@@ -35,9 +37,21 @@ class Track:
 
     def with_one_more(self, value: float, epoch: int) -> Track:
         """The same, an epoch later."""
-        lowest = (value, epoch) if value < self.lowest[0] else self.lowest
-        highest = (value, epoch) if value > self.highest[0] else self.highest
-        return Track(value, lowest, highest)
+        now = (value, epoch)
+        return Track(value, _better("min", self.lowest, now), _better("max", self.highest, now))
+
+
+class _Seen(NamedTuple):
+    """A number as checkpoints are ranked: its epoch stands for the commit."""
+
+    commit: int
+    meta: dict[str, Any]
+
+
+def _better(best: Literal["min", "max"], *seen: tuple[float, int]) -> tuple[float, int]:
+    """The best by the rule that checkpoints are chosen by, so that both name the same epoch: of equals the newest."""
+    first = rank((_Seen(epoch, {"value": value}) for value, epoch in seen), by_metric("value", best))[0]
+    return first.meta["value"], first.commit
 
 
 class ClosedEpoch(NamedTuple):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from brainlib.checkpoint.checkpointer import Checkpointer
 from brainlib.epoch_lines import ClosedEpoch, EpochLines
 
 
@@ -96,3 +99,16 @@ def test_an_epoch_that_is_closed_again_replaces_itself_and_all_after_it() -> Non
         made.close("")
     made.close("an epoch in which nothing was measured")
     assert made.closed == [ClosedEpoch(0, 1, {"train loss": 3.0}), ClosedEpoch(0, 2, {"train loss": 2.5})]
+
+
+@pytest.mark.parametrize(("kind", "values"), [("max", (0.5, 0.9, 0.9, 0.7)), ("min", (0.5, 0.1, 0.1, 0.7))])
+def test_of_equal_epochs_the_newest_is_the_best_as_among_checkpoints(
+    kind: Any, values: tuple[float, ...], tmp_path: Path
+) -> None:
+    made, checkpointer = EpochLines(clock=lambda: 0.0), Checkpointer(tmp_path, {"x": torch.nn.Linear(1, 1)})
+    lines(*({"valid": {"score": value}} for value in values), criterion=(kind, "score"), begin=made)
+    for epoch, value in enumerate(values, start=1):
+        checkpointer.save_checkpoint({"score": value, "epoch": epoch})
+    best = checkpointer.find_checkpoint(**{f"{kind}_key": "score"})
+    assert best is not None and best.meta["epoch"] == 3
+    assert made.best((kind, "score")) == [f"valid score {values[1]} in epoch 3"]

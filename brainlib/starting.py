@@ -254,6 +254,8 @@ def open_epochs(
         started, any_open = False, True
         if not scope.inner:
             if brain._ledger.running(run.optimizer_step):
+                if brain.checkpointer is not None:
+                    from_main(brain.checkpointer.make_ready)
                 brain._run_ledger.running(_starts_of(brain))
             brain._epochs.open()
         yield epoch

@@ -360,6 +360,20 @@ class Checkpointer:
             if self._world.is_main:
                 self._store.sweep()
 
+    def make_ready(self) -> None:
+        """Makes the folder of checkpoints where it is missing; a trainer calls it before the work begins. Main process.
+
+        Raises:
+            CheckpointError: The folder cannot be made, or not be written to.
+
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Checkpointer(folder + "/run/save").make_ready()
+        ...     os.path.isdir(folder + "/run/save")
+        True
+        """
+        if self._world.is_main:
+            self._store.make_ready()
+
     # ------------------------------------------------------------------------------------------------------ saving
 
     def save_checkpoint(

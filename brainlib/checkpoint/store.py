@@ -9,6 +9,7 @@ The store knows bytes, names and sums; what the files mean is not its business.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import platform
@@ -72,6 +73,28 @@ def check_name(name: str, what: str) -> str:
             f"{name!r} cannot be the name of {what}: {wrong}; letters, digits, '-', '_', '.' and '=' are fine"
         )
     return name
+
+
+# What is wrong with a place for good; a disk that is full or fails for a moment is another matter.
+_NO_PLACE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP
+)  # fmt: skip
+
+
+def _no_place(folder: Path, error: OSError) -> CheckpointError:
+    """What a user is told of a folder that cannot be one of checkpoints."""
+    above = (folder, *folder.parents)
+    blocking = next((each for each in above if os.path.exists(each) and not os.path.isdir(each)), None)
+    if blocking is not None:
+        why = f"{blocking} is no folder"
+    else:
+        named = os.fspath(error.filename or folder)
+        why = error.strerror or str(error)
+        why += f" ({named})" if named != os.fspath(folder) else ""
+    return CheckpointError(
+        f"checkpoints cannot be kept in {folder}: {why}. Give the Checkpointer a folder that this process may make and "
+        "write to; in most hparams files it follows from output_folder or save_folder"
+    )
 
 
 _LAST_COMMITS: dict[str, int] = {}  # by folder: several objects of one process may write into it, in turns
@@ -325,6 +348,20 @@ class Store:
         finally:
             self.close_draft(draft)
 
+    def make_ready(self) -> None:
+        """Makes the folder where it is missing, before there is work that could be lost.
+
+        Raises:
+            CheckpointError: It cannot be made, or not be written to. Of a disk that is full the saves will tell.
+        """
+        try:
+            make_folder(self.folder, self._disk)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "it cannot be written to", os.fspath(self.folder))
+        except OSError as error:
+            if error.errno in _NO_PLACE:
+                raise _no_place(self.folder, error) from error
+
     def open_draft(self) -> Draft:
         """A temporary folder to write a checkpoint into; for one that outlives the function which opens it."""
         make_folder(self.folder, self._disk)
@@ -475,6 +512,10 @@ class Store:
             ]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            if error.errno in _NO_PLACE:
+                raise _no_place(self.folder, error) from error
+            raise
         swept = []
         for name in sorted(names):
             mark = name.removeprefix(WRITING).removeprefix(DELETING)

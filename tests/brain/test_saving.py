@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import brainlib as bl
+from brainlib.checkpoint.errors import CheckpointError
 from tests.brain.small import Batch, Regression, batches, same, small, weights
 
 
@@ -232,3 +234,35 @@ def test_a_save_that_fails_may_be_only_said(
     said = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert len(said) == 2
     assert "NOT SAVED" in said[0]
+
+
+@pytest.mark.parametrize("kind", ["not to be made", "a file", "through a file", "not to be written to"])
+def test_a_folder_that_cannot_be_is_said_before_anything_is_trained(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    folder, why = {
+        "not to be made": (Path("/proc/no/save"), r"No such file or directory \(/proc/no\)"),
+        "a file": (tmp_path / "file", f"{tmp_path}/file is no folder"),
+        "through a file": (tmp_path / "file" / "run" / "save", f"{tmp_path}/file is no folder"),
+        "not to be written to": (tmp_path / "locked", "it cannot be written to"),
+    }[kind]
+    if kind == "not to be made" and not Path("/proc/self").exists():
+        pytest.skip("there is no /proc")
+    if kind == "not to be written to" and os.access(folder, os.W_OK):
+        pytest.skip("this user may write everywhere")
+    brain = small(checkpointer=bl.Checkpointer(folder))
+    with pytest.raises(
+        CheckpointError, match=f"checkpoints cannot be kept in {folder}: {why}. Give the Check"
+    ):
+        brain.fit(range(2), batches(2, 2))
+    assert brain.step == 0 and (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_finished_run_needs_no_folder_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(checkpointer=bl.Checkpointer(tmp_path)).fit(range(1), batches(2, 2))
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as of a disk that is mounted to be read
+    small(checkpointer=bl.Checkpointer(tmp_path)).fit(range(1), batches(2, 2))
+    with pytest.raises(CheckpointError, match="it cannot be written to"):
+        small(checkpointer=bl.Checkpointer(tmp_path)).fit(range(2), batches(2, 2))
+    assert sorted(tmp_path.rglob("*")) == before

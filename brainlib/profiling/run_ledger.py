@@ -3,10 +3,11 @@
 A killed process can say nothing of its end. So nothing is asked of it: each checkpoint holds the ledger as it was when
 its state was taken, with the time of day. A run that goes on from there takes it over, and all that has passed since
 then is *lost to restarts*: what was computed and thrown away, and the time in which no process ran. The same holds in
-one process, where a resume point in memory is put back.
+one process, where a resume point in memory is put back. Of a run that could say its end, by a signal, a limit or an
+error, the time from there to the next start is told apart: it has *waited between starts*.
 
-What no checkpoint can tell stands in `starts.jsonl` beside them: the starts that came to none, and when the run was
-finished, since the time from then on is nobody's loss.
+What no checkpoint can tell stands in `starts.jsonl` beside them: the starts that came to none, when the run was
+stopped, and when it was finished, since the time from then on is nobody's loss.
 """
 
 from __future__ import annotations
@@ -30,10 +31,17 @@ from brainlib.profiling.ledger import LEFT_OVER, PARTS, Ledger, in_words
 __all__ = ["STARTS", "RunLedger", "Starts", "age_of_process"]
 
 STARTS = "starts.jsonl"
-LOST, OUTSIDE = "lost to restarts", "outside fits"
-ALL_PARTS = (*PARTS, OUTSIDE, LOST, LEFT_OVER)
+LOST, WAITED, OUTSIDE = "lost to restarts", "waited between starts", "outside fits"
+ALL_PARTS = (*PARTS, OUTSIDE, LOST, WAITED, LEFT_OVER)
 EFFECTIVE = ("compute", "data wait", "validation", "hooks")
-START, ANEW, GOES_ON, FINISHED = "start", "start anew", "goes on", "finished"
+START, ANEW, GOES_ON, STOPPED, FINISHED = "start", "start anew", "goes on", "stopped", "finished"
+_WHAT = {
+    START: "was started",
+    ANEW: "was started anew",
+    GOES_ON: "goes on",
+    STOPPED: "is stopped",
+    FINISHED: "is finished",
+}
 
 
 class RunLedger:
@@ -99,8 +107,9 @@ class RunLedger:
         if self._running:
             return
         self._running = True
-        earlier, lost = _since(starts, self._taken_at, self._began)
+        earlier, lost, waited = _since(starts, self._taken_at, self._began)
         self._before[LOST] += lost
+        self._before[WAITED] += waited
         self.num_starts += earlier
 
     def fit_ends(self, finished: bool = False) -> None:
@@ -110,8 +119,8 @@ class RunLedger:
             return
         self._here = _plus(self._here, fit.seconds)
         self._since = fit.began + fit.total
-        if finished and self._starts is not None:
-            self._starts.note(FINISHED, self._now())
+        if self._starts is not None:
+            self._starts.note(FINISHED if finished else STOPPED, self._now())
 
     # ---- what is asked
 
@@ -202,8 +211,8 @@ def _four(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _since(starts: Starts | None, taken_at: float | None, began: float) -> tuple[int, float]:
-    """How many starts there were before this one, and how much time was lost.
+def _since(starts: Starts | None, taken_at: float | None, began: float) -> tuple[int, float, float]:
+    """How many starts there were before this one, how much time was lost, and for how much of it nothing ran.
 
     Args:
         starts: where they are noted.
@@ -215,18 +224,19 @@ def _since(starts: Starts | None, taken_at: float | None, began: float) -> tuple
         anew = [place for place, note in enumerate(notes) if note.what == ANEW]
         notes = notes[anew[-1] :] if anew else notes
         if not notes:
-            return 0, 0.0
+            return 0, 0.0, 0.0
         taken_at, earlier = notes[0].time, 0
     else:
         notes, earlier = [note for note in notes if note.time >= taken_at], 1
     starting = (START, ANEW)
     num = sum(note.what in starting for note in notes)
-    idle = sum(
-        max(after.time - before.time, 0.0)
-        for before, after in itertools.pairwise(notes)
-        if before.what == FINISHED and after.what in starting
-    )
-    return max(num - 1, 0) + earlier, max(began - taken_at - idle, 0.0)
+    idle = dict.fromkeys((FINISHED, STOPPED), 0.0)
+    for before, after in itertools.pairwise(notes):
+        if before.what in idle and after.what in starting:
+            idle[before.what] += max(after.time - before.time, 0.0)
+    passed = max(began - taken_at - idle[FINISHED], 0.0)
+    waited = min(idle[STOPPED], passed)
+    return max(num - 1, 0) + earlier, passed - waited, waited
 
 
 # ------------------------------------------------------------------------------------------------- starts.jsonl
@@ -238,7 +248,7 @@ class Note:
 
     Attributes:
         what: "start" of a process, "start anew" where it was told to leave alone what is there, "goes on" with another
-            fit, "finished" with one.
+            fit, "stopped" in one, "finished" with one.
         time: seconds since 1970.
     """
 
@@ -272,7 +282,12 @@ class Starts:
         try:
             append_line(self.path, to_json({"what": what, "time": round(at, 6)}))
         except OSError as error:
-            logger.warning("the ledger of this run will not know of this: %s (%s)", what, error)
+            logger.warning(
+                "the ledger of this run will not know that the run %s now: %s cannot be written (%s)",
+                _WHAT[what],
+                self.path,
+                error.strerror or error,
+            )
 
     def notes(self) -> list[Note]:
         """All of them, in order; lines that are not whole are passed over."""
@@ -291,11 +306,7 @@ def _note_of(line: bytes) -> Note | None:
     try:
         row = from_json(line)
         what, at = row["what"], row["time"]
-        wrong = (
-            what not in (START, ANEW, GOES_ON, FINISHED)
-            or isinstance(at, (bool, str))
-            or not math.isfinite(at)
-        )
+        wrong = what not in _WHAT or isinstance(at, (bool, str)) or not math.isfinite(at)
         return None if wrong else Note(what, float(at))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -14,7 +14,7 @@ import pytest
 import brainlib as bl
 from brainlib.profiling import run_ledger
 from brainlib.profiling.ledger import Ledger
-from brainlib.profiling.run_ledger import ALL_PARTS, LOST, STARTS, RunLedger, Starts
+from brainlib.profiling.run_ledger import ALL_PARTS, LOST, STARTS, WAITED, RunLedger, Starts
 from tests.brain.small import Regression, batches, small
 from tests.contracts.brains import SEVEN, Plain, make, two_fits
 
@@ -146,6 +146,51 @@ def test_the_time_after_a_run_was_finished_is_nobodys_loss(tmp_path: Path) -> No
     assert parts_of(more) == {"start": 6, "compute": 20}
 
 
+def test_the_time_after_a_run_was_stopped_is_named_waiting(tmp_path: Path) -> None:
+    """Stopped and saved, the next day started, killed, started, stopped before its save, started."""
+    time = Time()
+    run = time.run()
+    fit = time.fit(run)
+    time.train(run, fit, 10, Starts(tmp_path))
+    state = run.state()
+    time.now += 1  # is being written
+    time.end(run, fit)
+    time.now += 40_000
+    for stopped in (False, True):
+        run = time.run()
+        fit = time.fit(run)
+        run.load(state)
+        time.train(run, fit, 6, Starts(tmp_path))
+        if stopped:
+            time.end(run, fit)
+        time.now += 100
+    run = time.run()
+    fit = time.fit(run)
+    run.load(state)
+    time.train(run, fit, 5, Starts(tmp_path))
+    assert parts_of(run) == {"start": 6, "compute": 15, LOST: 1 + 9 + 100 + 9, WAITED: 40_000 + 100}
+    assert sum(run.seconds().values()) == time.now - 1000 and run.num_starts == 4
+
+
+def test_a_stop_in_this_process_is_no_waiting(tmp_path: Path) -> None:
+    """Ctrl-C in a notebook, some thought, and fit again; then it is killed."""
+    time = Time()
+    run = time.run()
+    fit = time.fit(run)
+    time.train(run, fit, 10, Starts(tmp_path))
+    state = run.state()
+    time.end(run, fit)
+    time.now += 50
+    fit = time.fit(run)
+    time.train(run, fit, 10, Starts(tmp_path))
+    assert parts_of(run) == {"start": 4, "compute": 20, "outside fits": 50}
+    again = time.run()
+    fit = time.fit(again)
+    again.load(state)
+    time.train(again, fit, 1, Starts(tmp_path))
+    assert parts_of(again) == {"start": 6, "compute": 11, LOST: 61}
+
+
 def test_a_point_that_is_put_back_in_this_process() -> None:
     time = Time()
     run = time.run()
@@ -203,7 +248,10 @@ def test_a_disk_that_takes_no_note_of_a_start(tmp_path: Path, caplog: pytest.Log
     starts = Starts(tmp_path)
     starts.note("start", 1.0)
     assert starts.notes() == []
-    assert "the ledger of this run will not know of this: start" in caplog.text
+    assert (
+        f"the ledger of this run will not know that the run was started now: {tmp_path / STARTS} cannot be written "
+        "(Is a directory)" in caplog.text
+    )
     assert "the ledger of this run does not know its earlier starts" in caplog.text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ __all__ = [
     "Suspect",
     "first_difference",
     "likely",
+    "made_anew",
     "noise_in_objects",
     "noise_in_walks",
     "suspects_of",
@@ -77,8 +78,57 @@ class Suspect:
         return f"{self.name} ({self.one or 'not there'} {here}, {self.other or 'not there'} {there})"
 
 
+Key = tuple[int, int, int]  # where an event stands in a trace: they are sorted by it
+
+
+def made_anew(
+    one: Trace, other: Trace, since: Place, noise: frozenset[str] = frozenset()
+) -> tuple[dict[str, Key], frozenset[str]]:
+    """Objects on the Brain that a resumed run has no need of, because they are assigned anew before they are used.
+
+    One is not there after the resume. In the run that was not cut it stays as it is, to the bit, until another object
+    takes its place; by then it is there in the resumed run, too, in the same state. (What is filled or emptied, and is
+    the same object all the time, is not among them, even where its state happens to be the same in the end.) Whoever
+    reads it all the same fails in the resumed run, or trains another way, which the rest of the comparison sees.
+
+    Args:
+        one: the run that was not cut.
+        other: the resumed one.
+        since: where it was cut.
+        noise: names of objects whose states differ in any case.
+
+    Returns:
+        From which event on each counts again, by name; and the paths of the walk that lead to them.
+    """
+    events = [(key, event["state"]["made"]) for key, event in _events(one, since) if "state" in event]
+    theirs = {key: event["state"]["made"] for key, event in _events(other, since) if "state" in event}
+    found: dict[str, Key] = {}
+    at_cut = events[0][1] if events else {}
+    for name, (number, state, _) in at_cut.items():
+        for key, made in events:
+            here, there = made.get(name), theirs.get(key, {}).get(name)
+            if key not in theirs or here is None:
+                break
+            if here[0] != number:
+                if there is not None and (here[1] == there[1] or name in noise):
+                    found[name] = key
+                break
+            if there is not None or here[1] != state:
+                break
+    left = {attribute for name, (_, _, attribute) in at_cut.items() if name not in found}
+    attributes = {at_cut[name][2] for name in found} - left
+    paths = {*one.walked(since), *other.walked(since)}
+    return found, frozenset(
+        path for path in paths if path.startswith("brain.") and _words(path)[0] in attributes
+    )
+
+
 def first_difference(
-    one: Trace, other: Trace, since: Place = START, noise: frozenset[str] | None = None
+    one: Trace,
+    other: Trace,
+    since: Place = START,
+    noise: frozenset[str] | None = None,
+    anew: Mapping[str, Key] | None = None,
 ) -> Difference | None:
     """The first thing in which two runs differ from a place on.
 
@@ -87,7 +137,9 @@ def first_difference(
         other: the run that is compared.
         since: where the comparison begins.
         noise: names of objects with a state that differ in any case; None: no such object is compared.
+        anew: names of objects that do not count before an event, see `made_anew`.
     """
+    anew = anew or {}
     without = frozenset() if noise is None else noise
     theirs = dict(_events(other, since))
     for key, event in _events(one, since):
@@ -110,7 +162,7 @@ def first_difference(
                 continue
             names = _differing(event["state"][part], found["state"][part])
             if part == "objects":
-                names = tuple(name for name in names if name not in without)
+                names = tuple(n for n in names if n not in without and not (n in anew and key < anew[n]))
             if names:
                 return Difference(place, part, names, event, found, after_batch=kind == "after")
     return None

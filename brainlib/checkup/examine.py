@@ -16,6 +16,7 @@ from brainlib.checkup.comparison import (
     Difference,
     first_difference,
     likely,
+    made_anew,
     noise_in_objects,
     noise_in_walks,
     suspects_of,
@@ -191,7 +192,9 @@ def _resumed(report: Report, place: Place, alike: Trace | None, second: Trace, r
         return
     objects = frozenset() if alike is None else noise_in_objects(alike, second)
     paths = frozenset() if alike is None else noise_in_walks(alike, second, place)
-    difference = first_difference(second, resumed, place, objects)
+    anew, aside = made_anew(second, resumed, place, objects)
+    paths |= aside
+    difference = first_difference(second, resumed, place, objects, anew)
     in_data = difference is not None and difference.kind == "batch"
     suspects = suspects_of(second, resumed, place, paths, data_first=in_data)
     if difference is not None:

@@ -28,7 +28,7 @@ from brainlib.checkup.elsewhere import Elsewhere
 from brainlib.checkup.trace import Place, TraceFile
 from brainlib.checkup.user_code import function_of, names_read, names_used, suspicious_calls
 from brainlib.checkup.walk import Walk, class_values
-from brainlib.found import attributes_of, has_state
+from brainlib.found import attributes_of, found_in, has_state
 from brainlib.loggers.base import TrainLogger
 from brainlib.onlooker import Onlooker
 from brainlib.options import RunOptions
@@ -82,6 +82,9 @@ class Session(Onlooker):
         self._sets: dict[str, Any] = {}
         self._first_batch: Any = None
         self._started = False
+        self._held: dict[
+            str, tuple[int, Any]
+        ] = {}  # by name: which one it is, and itself, so that an id stays its own
         self.elsewhere: Elsewhere | None = None
 
     # ------------------------------------------------------------------------------------------- asked by the Brain
@@ -297,23 +300,42 @@ class Session(Onlooker):
         del counters["seconds"]  # no two runs take equally long
         losses = {"loss": counters.pop("loss"), "pending": counters.pop("pending")}
         generators = generator_states()
+        objects = {
+            name: digests.of(obj.get_state() if isinstance(obj, torch.Generator) else obj.state_dict())
+            for name, obj in registered.items()
+            if obj is not brain._state and has_state(obj)
+            if not isinstance(obj, (torch.nn.Module, torch.optim.Optimizer))
+        }
         return {
             "modules": {
                 name: digests.of(value)
                 for name, value in (*parameters.items(), *brain.modules.named_buffers())
             },
             "optimizers": optimizers,
-            "objects": {
-                name: digests.of(obj.get_state() if isinstance(obj, torch.Generator) else obj.state_dict())
-                for name, obj in registered.items()
-                if obj is not brain._state and has_state(obj)
-                if not isinstance(obj, (torch.nn.Module, torch.optim.Optimizer))
-            },
+            "objects": objects,
+            "made": self._made(objects),
             "generators": {name: digests.of(state) for name, state in generators.items()},
             "counters": {name: repr(value) for name, value in counters.items()},
             "loss": {"loss": digests.of(losses)},
             "mean_loss": repr(brain._outer.run.loss.value()) if brain._outer.run.loss.weight else "",
         }
+
+    def _made(self, objects: dict[str, str]) -> dict[str, tuple[int, str, str]]:
+        """Objects with a state on the Brain: which one it is since the run began, its state, the attribute it is on."""
+        brain, made = self.brain, {}
+        elsewhere = {
+            id(each) for each in (*brain.modules.modules(), *brain.checkpointer.recoverables.values())
+        }
+        for attribute in attributes_of(brain, without=brain._own_names):
+            for name, obj in found_in(iter([attribute])):
+                if id(obj) in elsewhere or isinstance(obj, torch.optim.Optimizer):
+                    continue
+                number, before = self._held.get(name, (0, None))
+                if obj is not before:
+                    self._held[name] = number, before = number + 1, obj
+                state = objects[name] if name in objects else self.digests.of(obj.state_dict())
+                made[name] = number, state, attribute[0]
+        return made
 
 
 def end_process(status: int) -> NoReturn:

@@ -118,6 +118,9 @@ def not_resumed(cut: Place, difference: Difference, one: Trace, suspects: list[S
     if first is not None and first.kind == "iterator":
         cause = f"what has a place that nobody can look into, and that starts anew after a resume: {_told(suspects)}"
         todo = _todo(first, one)
+    elif first is not None and _comes_late(first):
+        cause = f"not there yet when the checkpoint that holds it is loaded: {_told(suspects)}"
+        todo = _todo(first, one)
     elif first is not None:
         cause = f"in no checkpoint, and after the resume not what it was: {_told(suspects)}"
         todo = _todo(first, one)
@@ -149,6 +152,16 @@ def not_resumed(cut: Place, difference: Difference, one: Trace, suspects: list[S
 
 def not_restored(cut: Place, one: Trace, suspect: Suspect) -> Finding:
     """An object with a state that no checkpoint holds; no difference was seen in the few batches of the test."""
+    if _comes_late(suspect):
+        return Finding(
+            RESUME,
+            f"{suspect.name}, resumed {cut}",
+            f"{_told([suspect])} is not there when the checkpoint that holds it is loaded. In the few batches of this "
+            "test nothing else differs yet",
+            "a checkpoint gives a state back to what is there when it is loaded",
+            _todo(suspect, one),
+            (suspect.name,),
+        )
     return Finding(
         RESUME,
         f"{suspect.name}, resumed {cut}",
@@ -354,9 +367,20 @@ _DATA_TODO = (
 )
 
 
+def _comes_late(suspect: Suspect) -> bool:
+    """Whether it is an attribute of the Brain already, and is made only after the resume."""
+    has_place = "." not in suspect.name.removeprefix("brain.") and suspect.name.startswith("brain.")
+    return has_place and suspect.kind in ("parameter", "object", "generator") and not suspect.other
+
+
 def _todo(suspect: Suspect, one: Trace) -> str:
     if suspect.in_data:
         return _DATA_TODO
+    if _comes_late(suspect):
+        return (
+            "make it earlier: in __init__, in on_fit_start, or in on_stage_start of Stage.TRAIN, too; what then has "
+            "its name is given its state back"
+        )
     if suspect.kind == "parameter":
         return "put the module into `modules`, or make it an attribute of the Brain"
     if suspect.kind == "object":

@@ -346,13 +346,8 @@ class Brain:
         if self._options.test_only:
             logger.info("fit: skipped, because the option test_only is set")
             return
-        with numbered_fit(self, epoch_counter) as scope:
-            sets = {
-                "train_set": train_set,
-                "valid_set": valid_set,
-                "train_loader_kwargs": train_loader_kwargs,
-            }
-            present().fit_starts(self, epoch_counter, **sets)
+        sets = {"train_set": train_set, "valid_set": valid_set, "train_loader_kwargs": train_loader_kwargs}
+        with numbered_fit(self, epoch_counter, sets) as scope:
             train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
             if self._options.overfit_batches is not None and not scope.inner:

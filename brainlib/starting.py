@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from brainlib.distributed.group import from_main
 from brainlib.ending import at_point, end_early, listen, put_back, see_to, take_back, to_end
 from brainlib.experiment import in_experiment
 from brainlib.fit_scope import FitScope, nothing
+from brainlib.onlooker import present
 from brainlib.profiling.ledger import Ledger
 from brainlib.profiling.run_ledger import Starts
 from brainlib.seeding import derive, draw_seed, seed_generators
@@ -53,9 +54,14 @@ _NO_EPOCH = object()
 
 
 @contextmanager
-def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScope]:
+def numbered_fit(brain: Brain, epoch_counter: Iterable[Any], sets: Mapping[str, Any]) -> Iterator[FitScope]:
     """The scope of this fit. An outer fit has a number, and keeps it until it is finished; one inside a hook has
     counters of its own and leaves those of the outer one alone.
+
+    Args:
+        brain: whose fit it is.
+        epoch_counter: what fit was given.
+        sets: the same, for who looks on.
     """
     # A hook of a validation may call fit, inside no_grad.
     with (
@@ -68,10 +74,12 @@ def numbered_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScop
             brain._settle_verdict()
             outside, brain._scope = (brain._scope, brain.should_step), brain._new_scope(inner=True)
             try:
+                present().fit_starts(brain, epoch_counter, **sets)
                 yield brain._scope
             finally:
                 brain._scope, brain.should_step = outside
             return
+        present().fit_starts(brain, epoch_counter, **sets)  # it may send the run into another folder
         with _alone(brain), _outer_fit(brain, epoch_counter) as scope:
             yield scope
 

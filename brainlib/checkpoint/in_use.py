@@ -38,7 +38,7 @@ def in_use(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Inside, the folder is this process's.
 
     Args:
-        folder: Of checkpoints; it is made where it is not there.
+        folder: Of checkpoints. It is made where it is not there, and goes again if it stays empty.
         patience: Seconds to wait for another process to end.
 
     Raises:
@@ -51,7 +51,7 @@ def in_use(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     """
     key = os.getpid(), os.path.realpath(folder)
     _held[key] = _held.get(key, 0) + 1
-    note = None
+    note, is_new = None, not os.path.lexists(folder)
     try:
         if _held[key] == 1:
             note = _locked(folder, time.monotonic() + patience)
@@ -63,6 +63,8 @@ def in_use(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
         if note is not None:
             with suppress(OSError):  # a note that is left there is in nobody's way
                 (folder / NAME).unlink()
+                if is_new:
+                    folder.rmdir()
             os.close(note)
 
 

@@ -92,6 +92,10 @@ clean:
 	    echo "Making .venv with $(PYTHON)"; \
 	    "$(PYTHON)" -m venv --clear .venv && pwd -P > .venv/made-in; \
 	fi
-	@echo 'Installing brainlib[$*] into .venv (the first time this takes minutes and about 6 GB: torch is large)'
+	@if $(IN) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then \
+	    echo 'Installing brainlib[$*] into .venv: what is not there yet'; \
+	else \
+	    echo 'Installing brainlib[$*] into .venv (the first time this takes minutes and about 6 GB: torch is large)'; \
+	fi
 	@$(IN) -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -93,7 +93,6 @@ def _outer_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScope]
         with _in_ledger(brain), _stoppable(brain), _profiling(brain):
             brain._outer.run.start_clock()
             yield brain._outer
-        say_done(brain)
         brain._fits_done += 1
         warn_of_unread_keys(brain.hparams.unread())
         brain.hparams.forget_unread()
@@ -122,7 +121,7 @@ def _alone(brain: Brain) -> AbstractContextManager[None]:
 
 @contextmanager
 def _in_ledger(brain: Brain) -> Iterator[None]:
-    """Inside, the wall time of the fit is shared out, and told in the end."""
+    """Inside, the wall time of the fit is shared out; in the end what it has reached is told, then the time."""
     brain._ledger = fit = Ledger()
     run, checkpointer = brain._outer.run, brain.checkpointer
     finished = False
@@ -137,6 +136,8 @@ def _in_ledger(brain: Brain) -> Iterator[None]:
             checkpointer.timed = nullcontext
         fit.close()
         brain._run_ledger.fit_ends(finished)
+        if finished:
+            say_done(brain)
         fit.tell(run.optimizer_step)
         brain._run_ledger.tell(run.optimizer_step)
 

@@ -14,12 +14,11 @@ from types import GenericAlias, ModuleType
 import pytest
 
 import brainlib
+from tests.known_files import known_files
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted(
-    page
-    for folder in (".", "docs", "recipes", "benchmarks", "tutorials")
-    for page in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")
+PAGES = known_files(
+    "*.md", *(f"{folder}/**/*.md" for folder in ("docs", "recipes", "benchmarks", "tutorials"))
 )
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from tests.known_files import known_files
+
 nbclient = pytest.importorskip("nbclient", reason="tutorials are run with nbclient")
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel", reason="tutorials run in a kernel of this interpreter")
 pytest.importorskip("matplotlib", reason="tutorials draw")
 
 ROOT = Path(__file__).resolve().parents[1]
-TUTORIALS = sorted((ROOT / "tutorials").glob("*.ipynb"))
+TUTORIALS = known_files("tutorials/*.ipynb")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 

@@ -223,7 +223,11 @@ def _average(given: argparse.Namespace) -> int:
         raise CheckpointError(
             f"--num asks for {given.num}, and there {'is' if len(found) == 1 else 'are'} "
             f"{counted(len(found), 'checkpoint')}{told} in {given.folder}"
-            + (nearby(given.folder) if not found else "")
+            + (
+                ". A run keeps several where num_snapshots=N, a Snapshot or save_and_keep_only tells it to"
+                if found
+                else nearby(given.folder)
+            )
         )
     parents = found[: given.num]
     for parent in parents:

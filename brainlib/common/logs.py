@@ -9,11 +9,29 @@ notebook), INFO lines still have to be seen, because "resumed from …" is part 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from pathlib import Path
 
-__all__ = ["PoliteConsole", "logger"]
+__all__ = ["PoliteConsole", "file_is_taken", "logger", "take_file"]
 
 logger = logging.getLogger("brainlib")
+
+_taken: set[Path] = set()
+
+
+def take_file(path: str | os.PathLike[str]) -> None:
+    """Keep what brainlib says out of this file: somebody else writes his lines there."""
+    _taken.add(Path(path).resolve())
+
+
+def file_is_taken(path: Path) -> bool:
+    """Whether it is somebody else's; `path` is one without links.
+
+    >>> file_is_taken(Path("/nobody/has/taken.txt"))
+    False
+    """
+    return path in _taken
 
 
 class PoliteConsole(logging.StreamHandler):  # type: ignore[type-arg]

@@ -45,6 +45,9 @@ _DIFFERS = {
     "EpochCounterWithStopper": "direction max stops on a plateau, too",
     "fit": "the first fit resumes from the newest checkpoint, to the batch; another one goes on with the live weights",
     "evaluate": "the Brain has its weights back afterwards",
+    "epoch_counter.current": "in the TEST stage it is the last epoch that was trained, since evaluate takes weights "
+    "alone; the epoch of these weights is self.checkpointer.loaded.counters['epoch']",
+    "FileTrainLogger": "where it is given train_log.txt of the experiment's folder, what brainlib says goes to log.txt",
     "NewBobScheduler": "a metric that is not finite counts as no improvement",
     "max_grad_norm": "null switches clipping off, and so does a negative number; theirs turns gradients round",
 }
@@ -228,6 +231,12 @@ class _Porting:
                 else None
             )
             line = node.lineno
+        elif (
+            isinstance(node, ast.Attribute)
+            and node.attr == "current"
+            and _last_of(node.value) == "epoch_counter"
+        ):
+            name, line = "epoch_counter.current", node.lineno
         elif isinstance(node, ast.Attribute) and node.attr == "train_sampler":
             self.report.differs.append(
                 (node.lineno, "train_sampler: every sampler is told the epoch; not needed")
@@ -250,6 +259,11 @@ class _Porting:
                 continue
             lines[first : last + 1] = [before + to + behind]
         self.report.text = "".join(lines)
+
+
+def _last_of(node: ast.expr) -> str | None:
+    """The last of the names of an attribute; the name itself, of a name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
 
 def _from(module: str, names: list[ast.alias]) -> str:

@@ -1,4 +1,4 @@
-"""train_log.txt: what the library said, each experiment in its own file.
+"""train_log.txt: what the library said, each experiment in its own file. Where a FileTrainLogger has that, log.txt.
 
 Which experiment a record belongs to is a context variable, so two experiments in one process (a loop over seeds, two
 threads, a notebook) keep their logs apart. Only the library's own logger gets a handler, and ``sys.excepthook`` is left
@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from brainlib.common.files import make_folder
 from brainlib.common.lines import append_line
-from brainlib.common.logs import logger
+from brainlib.common.logs import file_is_taken, logger
 from brainlib.distributed.world import if_main_process
 
 __all__ = ["current_experiment", "end_experiment", "experiment_log", "in_experiment"]
@@ -28,6 +28,7 @@ __all__ = ["current_experiment", "end_experiment", "experiment_log", "in_experim
 PathLike: TypeAlias = str | os.PathLike[str]
 
 LOG_NAME = "train_log.txt"
+OTHER_NAME = "log.txt"  # where that is the file of a FileTrainLogger, as in recipes of SpeechBrain's
 
 _current: ContextVar[Path | None] = ContextVar("brainlib_experiment", default=None)
 _entered: ContextVar[tuple[Path, ...]] = ContextVar("brainlib_experiments_entered", default=())
@@ -50,10 +51,10 @@ class _ExperimentHandler(logging.Handler):
             return
         if not folder.is_dir():  # removed or moved while it was in use: do not bring it back to life
             _gone.add(folder)
-            logger.warning("the experiment folder %s is gone; its %s ends here", folder, LOG_NAME)
+            logger.warning("the experiment folder %s is gone; its %s ends here", folder, _log_of(folder).name)
             return
         try:
-            append_line(folder / LOG_NAME, self.format(record))
+            append_line(_log_of(folder), self.format(record))
         except OSError:
             self.handleError(
                 record
@@ -61,6 +62,12 @@ class _ExperimentHandler(logging.Handler):
 
 
 _handler = _ExperimentHandler()
+
+
+def _log_of(folder: Path) -> Path:
+    """The file that receives what is said."""
+    log = folder / LOG_NAME
+    return folder / OTHER_NAME if file_is_taken(log) else log
 
 
 def current_experiment() -> Path | None:
@@ -83,6 +90,8 @@ def current_experiment() -> Path | None:
 
 def experiment_log(path: PathLike) -> None:
     """Send what the library says from now on to ``train_log.txt`` in this folder, until another is named.
+
+    Where a `FileTrainLogger` writes that file, ``log.txt`` is taken.
 
     Args:
         path: the folder of the experiment; made when it is missing.
@@ -154,7 +163,7 @@ def _write_error(folder: Path, error: BaseException) -> None:
     )
     if folder.is_dir():
         with contextlib.suppress(OSError):  # perhaps the disk is full; the error that is on its way says more
-            append_line(folder / LOG_NAME, _handler.format(record))
+            append_line(_log_of(folder), _handler.format(record))
 
 
 def _opened(path: PathLike) -> Path:

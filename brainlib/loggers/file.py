@@ -7,6 +7,7 @@ from pathlib import Path
 
 from brainlib.attempt import whereabouts
 from brainlib.common.lines import append_line
+from brainlib.common.logs import take_file
 from brainlib.loggers.base import Groups, Stats, TrainLogger, one_line
 
 __all__ = ["FileTrainLogger"]
@@ -14,6 +15,9 @@ __all__ = ["FileTrainLogger"]
 
 class FileTrainLogger(TrainLogger):
     """Appends one line to a text file each time it is told something, and one where a run goes on.
+
+    Recipes of SpeechBrain's give it ``train_log.txt`` in the folder of the experiment. Then what brainlib says goes to
+    ``log.txt`` beside it.
 
     Args:
         save_file: the file; made, with its folder, at the first line.
@@ -36,6 +40,7 @@ class FileTrainLogger(TrainLogger):
             raise ValueError(f"precision={precision}: give the number of digits after the point, 0 or more")
         self.save_file = Path(save_file)
         self.precision = precision
+        take_file(self.save_file)
         self._wrote = False
 
     @property

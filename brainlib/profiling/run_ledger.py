@@ -78,6 +78,7 @@ class RunLedger:
         self._fit: Ledger | None = None
         self._starts: Starts | None = None
         self._begun = self._running = False
+        self._num_fits = 0  # of this process
         self._taken_at: float | None = None  # when the state that was loaded last had been taken
         self._told: dict[str, float] = {}  # at the end of the epoch before, the last that was told
         self._updates_told = 0
@@ -93,6 +94,7 @@ class RunLedger:
             self._since, self._began = self._clock() - age, self._now() - age
         self._here[part] += max(fit.began - self._since, 0.0)
         self._begun, self._fit, self._starts = True, fit, None
+        self._num_fits += 1
 
     def running(self, starts: Starts | None) -> None:
         """The first epoch of a fit is about to be trained, with the first of this process: what has passed since the
@@ -154,12 +156,12 @@ class RunLedger:
         }
 
     def tell(self, num_updates: int) -> None:
-        """Say it in a line, of a run that has trained.
+        """Say it in a line, of a run that has trained; the line of its only fit in its only start says it already.
 
         Args:
             num_updates: of the run so far.
         """
-        if not self._running:
+        if not self._running or (self.num_starts == 1 and self._num_fits == 1):
             return
         seconds = self.seconds()
         total, effective = sum(seconds.values()), sum(seconds[name] for name in EFFECTIVE)

@@ -353,6 +353,10 @@ def test_show_and_verify_tell_the_parents_of_an_average(
     ("words", "message"),
     [
         (["--num", "4"], "--num asks for 4, and there are 3 checkpoints in "),
+        (
+            ["--num", "4"],
+            "A run keeps several where num_snapshots=N, a Snapshot or save_and_keep_only tells it to",
+        ),
         (["--num", "3", "--min_key", "loss"], "there are 2 checkpoints with a number as 'loss' in "),
         (
             ["--num", "1", "--min_key", "los"],

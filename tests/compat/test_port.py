@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
+import brainlib as bl
 from brainlib.cli import main
 from brainlib.compat.port import port
+from tests.brain.small import Regression, batches, small
 
 SCRIPT = """raise SystemExit("nobody runs this")
 import os, speechbrain
@@ -114,3 +118,51 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "train.py, line 1: this is no Python" in capsys.readouterr().err
     script.write_text(SCRIPT)
     assert main(["port", str(script)]) == 1
+
+
+EVALUATED = """
+import speechbrain as sb
+
+class ASR(sb.Brain):
+    def on_stage_end(self, stage, stage_loss, epoch):
+        if stage != sb.Stage.TEST:
+            self.checkpointer.save_and_keep_only(meta={"loss": stage_loss}, min_keys=["loss"])
+        else:
+            self.hparams.train_logger.log_stats({"Epoch loaded": self.hparams.epoch_counter.current})
+            counter = self.hparams.epoch_counter
+            print(counter.current, other.current)
+"""
+
+
+def test_it_tells_of_a_counter_that_an_evaluation_does_not_set_back() -> None:
+    (told,) = [(line, what) for line, what in port(EVALUATED).differs if what.startswith("epoch_counter")]
+    assert told[0] == 9 and "self.checkpointer.loaded.counters['epoch']" in told[1]
+    assert port("import speechbrain as sb\nhere.current = 3\n").differs == []
+
+
+def test_what_it_says_to_write_is_the_epoch_of_the_weights(tmp_path: Path) -> None:
+    class Fading(Regression):
+        """Worse with each epoch; its weight is the number of the epoch."""
+
+        told: ClassVar[list[int]] = []
+
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: Any = None) -> None:
+            if stage is bl.Stage.TRAIN:
+                with torch.no_grad():
+                    self.modules.model.weight.fill_(epoch)
+            elif stage is bl.Stage.VALID:
+                self.checkpointer.save_and_keep_only(meta={"error": abs(epoch - 2)}, min_keys=["error"])
+            else:
+                assert (
+                    self.checkpointer.loaded.counters["epoch"]
+                    == self.modules.model.weight.unique().item()
+                    == 2
+                )
+                self.told.append(self.hparams.epoch_counter.current)
+
+    for _ in range(2):  # the second time nothing is trained
+        counter = bl.EpochCounter(4)
+        brain = small(Fading, checkpointer=bl.Checkpointer(tmp_path), hparams={"epoch_counter": counter})
+        brain.fit(counter, batches(2), batches(1))
+        brain.evaluate(batches(1), min_key="error")
+    assert Fading.told == [4, 4]

@@ -15,6 +15,7 @@ import pytest
 
 from brainlib.common.logs import logger
 from brainlib.experiment import current_experiment, end_experiment, experiment_log, in_experiment
+from brainlib.loggers.file import FileTrainLogger
 
 
 @pytest.fixture(autouse=True)
@@ -222,3 +223,33 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError, match="file"):
         experiment_log(tmp_path / "file")
+
+
+def test_a_file_train_logger_has_train_log_txt_for_itself(tmp_path: Path) -> None:
+    """As recipes of SpeechBrain's name it; what brainlib says is beside it, as theirs is."""
+    stats = FileTrainLogger(tmp_path / "run" / "train_log.txt")
+    with pytest.raises(ZeroDivisionError), in_experiment(tmp_path / "run"):
+        logger.info("resumed")
+        stats.log_stats({"epoch": 1}, {"loss": 0.5})
+        raise ZeroDivisionError
+    assert (tmp_path / "run/train_log.txt").read_text() == "epoch: 1 - train loss: 0.50\n"
+    beside = (tmp_path / "run/log.txt").read_text()
+    assert "INFO resumed" in beside and "ended by an error: Traceback" in beside
+
+
+def test_one_with_a_file_of_another_name_changes_nothing(tmp_path: Path) -> None:
+    FileTrainLogger(tmp_path / "run" / "train_stats.txt")
+    FileTrainLogger(tmp_path / "other" / "train_log.txt")
+    experiment_log(tmp_path / "run")
+    logger.info("resumed")
+    assert said(tmp_path / "run") == ["INFO resumed"] and not (tmp_path / "run/log.txt").exists()
+
+
+def test_a_link_to_the_folder_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    monkeypatch.chdir(tmp_path)
+    FileTrainLogger("link/train_log.txt")
+    experiment_log("run")
+    logger.info("resumed")
+    assert said(tmp_path / "run") == [] and "resumed" in (tmp_path / "run/log.txt").read_text()

@@ -390,3 +390,26 @@ def test_nothing_is_told_of_a_run_that_has_nothing_to_do(
     small(checkpointer=bl.Checkpointer(tmp_path)).fit(range(1), batches(2))
     assert "the fit took" in caplog.text and "updates/s" not in caplog.text
     assert "the run took" not in caplog.text
+
+
+def test_the_run_is_told_of_where_it_has_more_than_this_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="brainlib")
+
+    def told() -> bool:
+        said = "the run took" in caplog.text
+        caplog.clear()
+        return said
+
+    brain = small(checkpointer=bl.Checkpointer(tmp_path))
+    brain.fit(range(1), batches(2))
+    assert not told()
+    brain.fit(range(1), batches(2))
+    assert told()
+    again = small(checkpointer=bl.Checkpointer(tmp_path))
+    again.fit(range(1), batches(2))
+    again.fit(range(1), batches(2))
+    assert not told(), "both are there already"
+    again.fit(range(1), batches(2))
+    assert told(), "with the starts before"

@@ -96,12 +96,13 @@ def test_from_start_to_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     )
     assert "valid loss" in lines[1] and re.search(r"valid loss [\d.]+ \(-[\d.]+, best\)", lines[1])
     done = told.index("fit 0 is done: 4 epochs, update 16")
-    best, where, written = told[done + 1 :]
+    best, where, written, took = told[done + 1 :]
     assert re.fullmatch(rf"best: valid loss {number} in epoch 4, valid score {number} in epoch \d", best)
     newest = brain.checkpointer.newest().path.name
     assert where.startswith(f"checkpoints: {tmp_path}/save, newest {newest}, best (max score) step-")
     assert where.endswith(brain.checkpointer.find_checkpoint(max_key="score").path.name)
     assert written == f"written: {tmp_path}/metrics.jsonl"
+    assert took.startswith("the fit took ")
 
 
 @pytest.mark.parametrize("ends_in", [1, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,9 @@ def test_a_warning_puts_the_job_back(name: str, status: int, requeued: str, tmp_
         (tmp_path / stand_in).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / stand_in).chmod(0o755)
     (tmp_path / "requeued").touch()
-    command = f"{sys.executable} {JOB} {tmp_path} Plain --at compute_forward:TRAIN:3:{name}"
+    command = shlex.join(
+        [sys.executable, str(JOB), str(tmp_path), "Plain", "--at", f"compute_forward:TRAIN:3:{name}"]
+    )
     (tmp_path / "job.sh").write_text(script(command))
     environment = {
         **os.environ,

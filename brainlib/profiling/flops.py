@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from brainlib.common.logs import logger
+from brainlib.profiling.phases import put_over
 
 if TYPE_CHECKING:
     from brainlib.brain import Brain
@@ -65,9 +66,8 @@ def _recurrent_operators() -> dict[Any, Callable[..., int]]:
     """Torch's counter knows none of them. Where an LSTM is computed in parts, it counts those."""
     aten = torch.ops.aten
 
-    def of_a_layer(
-        times: int,
-    ) -> Callable[..., int]:  # and one direction; without biases it repeats the matrices
+    # Of one layer and one direction; without biases the operator repeats the matrices.
+    def of_a_layer(times: int) -> Callable[..., int]:
         return lambda frames, *args, out_shape=None: recurrent_flops(frames, args[:2], times)
 
     def of_a_stack(times: int) -> Callable[..., int]:
@@ -97,33 +97,22 @@ class FlopCounter:
 
     def __init__(self, peak: float | None = None) -> None:
         self._peak = peak
-        self._brain: Brain | None = None
-        self._wrapper: Any = None
-        self._hidden: Any = None  # what stood there before, on the object itself
+        self._take_off: Callable[[], None] = lambda: None
         self._count: int | None = None  # of the open window
-        self._done = False
 
     def start(self) -> None:
         """A fit begins."""
-        self._count, self._done = None, False
+        self._count = None
 
     def begin(self, brain: Brain) -> None:
         """The first batch is about to be asked for."""
-        self._brain = brain
-        method, self._hidden = brain.fit_batch, brain.__dict__.get("fit_batch")
-
-        @functools.wraps(method)
-        def wrapper(batch: Any) -> Any:
-            if self._done or brain._scope.inner:
-                return method(batch)
-            return self._counted(brain, method, batch)
-
-        wrapper.__func__ = getattr(method, "__func__", method)  # type: ignore[attr-defined] # for Brain._overridden
-        self._wrapper = brain.__dict__["fit_batch"] = wrapper
+        self._take_off = put_over(brain, "fit_batch", functools.partial(self._counted, brain))
 
     def _counted(self, brain: Brain, method: Any, batch: Any) -> Any:
         from torch.utils.flop_counter import FlopCounterMode
 
+        if brain._scope.inner:
+            return method(batch)
         closes = brain.should_step
         if brain._scope.run.micro == 1:
             self._count = 0
@@ -133,7 +122,6 @@ class FlopCounter:
             loss = method(batch)
         self._count += mode.get_total_flops()
         if closes:
-            self._done = True
             self._take_off()
             brain._ledger.flops = self._count
             brain._ledger.peak = self._peak or _peak_of(brain)
@@ -154,15 +142,6 @@ class FlopCounter:
     def stop(self, error: BaseException | None = None) -> None:
         """The fit is over."""
         self._take_off()
-        self._brain = self._wrapper = None
-
-    def _take_off(self) -> None:
-        if self._brain is None or self._brain.__dict__.get("fit_batch") is not self._wrapper:
-            return  # it is gone, or somebody has put another one over it, who takes it off first
-        if self._hidden is None:
-            del self._brain.__dict__["fit_batch"]
-        else:
-            self._brain.__dict__["fit_batch"] = self._hidden
 
 
 def _peak_of(brain: Brain) -> float | None:

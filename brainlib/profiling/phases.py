@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ModuleTimes", "Phases", "Wrappers"]
+__all__ = ["ModuleTimes", "Phases", "Wrappers", "put_over"]
 
 LOOP = "loop"  # what no phase claims: the loop itself, the bar, loggers
 LABEL = "brainlib::"  # what the names of phases begin with in a trace
@@ -110,6 +110,50 @@ class Phases:
             yield batch
 
 
+def put_over(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Put something over a method, as an attribute of the object that hides it.
+
+    Args:
+        owner: whose method it is.
+        name: of the method.
+        around: is called as ``around(method, *args, **kwargs)`` instead of the method.
+
+    Returns:
+        What takes it off again; of several it may be taken off in any order.
+
+    >>> class Tea:
+    ...     def brew(self):
+    ...         return "tea"
+    >>> tea = Tea()
+    >>> take_off = put_over(tea, "brew", lambda brew: f"hot {brew()}")
+    >>> tea.brew()
+    'hot tea'
+    >>> take_off(); vars(tea)
+    {}
+    """
+    method, hidden = getattr(owner, name), owner.__dict__.get(name)
+
+    @functools.wraps(method)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs) if wrapper.off else around(method, *args, **kwargs)  # type: ignore[attr-defined]
+
+    wrapper.__func__ = getattr(method, "__func__", method)  # type: ignore[attr-defined] # for Brain._overridden
+    wrapper.off, wrapper.hidden = False, hidden  # type: ignore[attr-defined]
+    owner.__dict__[name] = wrapper
+
+    def take_off() -> None:
+        wrapper.off = True  # type: ignore[attr-defined]
+        shown = owner.__dict__.get(name)
+        while getattr(shown, "off", False):  # one that somebody has put over ours goes on hiding it
+            shown = shown.hidden
+        if shown is None:
+            owner.__dict__.pop(name, None)
+        else:
+            owner.__dict__[name] = shown
+
+    return take_off
+
+
 class Wrappers:
     """What stands on a Brain while it is watched: each method tells when it begins and ends, and does what it did.
 
@@ -149,35 +193,17 @@ class Wrappers:
 
     def put_on(self, owner: Any, name: str, phases: Phases, phase: str) -> None:
         """Put one on a method, as an attribute of the object that hides it."""
-        method, hidden = getattr(owner, name, None), owner.__dict__.get(name)
-        if method is None:
+        if getattr(owner, name, None) is None:
             return
 
-        @functools.wraps(method)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if wrapper.off:  # type: ignore[attr-defined]
-                return method(*args, **kwargs)
+        def timed(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             depth = phases.enter(phase)
             try:
                 return method(*args, **kwargs)
             finally:
                 phases.leave(depth)
 
-        wrapper.__func__ = getattr(method, "__func__", method)  # type: ignore[attr-defined] # for Brain._overridden
-        wrapper.off, wrapper.hidden = False, hidden  # type: ignore[attr-defined]
-        owner.__dict__[name] = wrapper
-
-        def take_off() -> None:
-            wrapper.off = True  # type: ignore[attr-defined]
-            shown = owner.__dict__.get(name)
-            while getattr(shown, "off", False):  # one that somebody has put over ours goes on hiding it
-                shown = shown.hidden
-            if shown is None:
-                owner.__dict__.pop(name, None)
-            else:
-                owner.__dict__[name] = shown
-
-        self._stack.callback(take_off)
+        self._stack.callback(put_over(owner, name, timed))
 
     def take_off(self) -> None:
         """Everything is as it was."""

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from brainlib.checkpoint.errors import CheckpointError
+from brainlib.common.files import make_folder
 
 try:
     import fcntl
@@ -28,9 +29,8 @@ __all__ = ["in_use"]
 NAME = ".in-use"
 PATIENCE = 5.0  # seconds: a run that has been told to end may still be writing
 
-_held: dict[
-    tuple[int, str], int
-] = {}  # by process and folder: how many fits; one process is never in its own way
+# How many fits, by process and folder: one process is never in its own way.
+_held: dict[tuple[int, str], int] = {}
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def _locked(folder: Path, deadline: float) -> int | None:
     path = folder / NAME
     while True:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)  # for good, like the checkpoints in it
             note = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError:  # a save says it better
             return None

@@ -14,12 +14,14 @@ import torch
 
 import brainlib as bl
 from brainlib.checkpoint.in_use import in_use
+from brainlib.common.files import Disk
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDS = """
 import sys, time
 from pathlib import Path
 from brainlib.checkpoint.in_use import in_use
+from brainlib.common.files import Disk
 with in_use(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -151,3 +153,13 @@ def test_a_note_that_cannot_be_read(tmp_path: Path) -> None:
                 pass
     finally:
         end(process)
+
+
+def test_the_folder_that_it_makes_is_synced_into_the_one_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first checkpoint could be complete after a power cut, in a folder that is not there."""
+    synced: list[Path] = []
+    monkeypatch.setattr(Disk, "fsync_dir", lambda self, path: synced.append(path))
+    with in_use(tmp_path / "run" / "save"):
+        assert synced == [tmp_path, tmp_path / "run"]

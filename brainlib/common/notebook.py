@@ -1,4 +1,4 @@
-"""Whether this is a notebook, asked without importing one."""
+"""Whether this is a notebook, or another shell of IPython, asked without importing one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["cell_number", "in_notebook"]
+__all__ = ["cell_number", "in_notebook", "shell"]
 
 
 def in_notebook() -> bool:
@@ -15,7 +15,7 @@ def in_notebook() -> bool:
     >>> in_notebook()
     False
     """
-    kernel = getattr(_shell(), "kernel", None)
+    kernel = getattr(shell(), "kernel", None)
     pid = getattr(getattr(kernel, "session", None), "pid", None)
     return kernel is not None and pid in (None, os.getpid())
 
@@ -26,9 +26,14 @@ def cell_number() -> int:
     >>> cell_number()
     0
     """
-    return int(getattr(_shell(), "execution_count", 0))
+    return int(getattr(shell(), "execution_count", 0))
 
 
-def _shell() -> Any:
+def shell() -> Any:
+    """IPython's shell, of a notebook or of a terminal; None where there is none.
+
+    >>> shell() is None
+    True
+    """
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from brainlib.common.files import make_folder, write_atomic
+from brainlib.common.notebook import shell
 from brainlib.common.plain import to_json
 from brainlib.distributed.world import if_main_process
 
@@ -65,10 +66,8 @@ def script_source(filename: str) -> str | None:
     """
     if os.path.isfile(filename):
         return Path(filename).read_text(encoding="utf-8", errors="backslashreplace")
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None:
-        cells = [str(cell) for cell in shell.user_ns.get("In", []) if cell]
+    if (ipython := shell()) is not None:
+        cells = [str(cell) for cell in ipython.user_ns.get("In", []) if cell]
         return "\n\n".join(f"# %%\n{cell}" for cell in cells) + "\n"
     if sys.argv[:1] == ["-c"] and "-c" in sys.orig_argv[:-1]:
         return sys.orig_argv[sys.orig_argv.index("-c") + 1] + "\n"

@@ -25,6 +25,7 @@ from typing import Any
 from brainlib.common.counted import counted
 from brainlib.common.lines import append_line
 from brainlib.common.logs import logger
+from brainlib.common.notebook import shell
 from brainlib.common.plain import from_json, to_json
 from brainlib.profiling.ledger import LEFT_OVER, PARTS, Ledger, in_words
 
@@ -341,5 +342,4 @@ def _age_of_run() -> float:
 
 
 def _is_interactive() -> bool:
-    ipython = sys.modules.get("IPython")
-    return hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
+    return hasattr(sys, "ps1") or shell() is not None

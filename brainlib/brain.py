@@ -417,9 +417,8 @@ class Brain:
                     if marks:
                         scope.gradients_before = self._optimizers.mark()
                     self.should_step = closes = window.closes(run)
-                    run.unfired = (
-                        closes and not scope.inner
-                    )  # what a hook of this batch saves comes before it
+                    # What is due after an update is still to come, of what a hook of this batch saves.
+                    run.unfired = closes and not scope.inner
                     loss = self.fit_batch(batch)
                     if self._custom_fit_batch:
                         closes = self._settle(loss, batch, closes)
@@ -549,10 +548,10 @@ class Brain:
             if every and run.optimizer_step % every == 0:  # a validation is due, which may be interrupted
                 run.unfired = True
                 keep_point(self)
-            run.unfired = False
+        run.unfired = False
+        if self._extensions:
             self._extensions.fire(self)
             self._scope.held = None
-        run.unfired = False
         if self.checkpointer is not None:
             self._save_in_time(self.checkpointer)
         if self._limit_reached(run):

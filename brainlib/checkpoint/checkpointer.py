@@ -609,9 +609,8 @@ class Checkpointer:
             self._count_failure()
             raise of_rank(0, told)
         assert isinstance(told, Checkpoint)
-        self._written = told = replace(
-            told, writer=None
-        )  # this rank writes nothing, and has nothing to wait for
+        # This rank writes nothing, and has nothing to wait for.
+        self._written = told = replace(told, writer=None)
         return Save(told, [], told.path.name, on_error, logging.DEBUG)
 
     def _save_here(

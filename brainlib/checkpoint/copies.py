@@ -117,9 +117,8 @@ class _Memory:
         "views",
     )
 
-    lane: (
-        _Lane  # these five say what is known of the tensor; a tensor that is not as it was is looked at anew
-    )
+    # These five say what is known of the tensor; one that is not as it was is looked at anew.
+    lane: _Lane
     address: int
     dtype: torch.dtype
     shape: torch.Size

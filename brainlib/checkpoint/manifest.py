@@ -137,9 +137,8 @@ class Checkpoint:
     snapshot_of: str | None = None
     number: int = 0
     writer: Callable[[], None] | None = field(default=None, compare=False, repr=False)
-    _is_told: ClassVar[bool] = (
-        False  # of an instance: whether what is known only once it is written has been told
-    )
+    # Of an instance: whether what is known only once it is written has been told.
+    _is_told: ClassVar[bool] = False
 
     def wait(self) -> Checkpoint:
         """Returns the checkpoint itself when all of it is on the disk; at once for one that was found there.

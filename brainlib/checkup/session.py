@@ -82,9 +82,8 @@ class Session(Onlooker):
         self._sets: dict[str, Any] = {}
         self._first_batch: Any = None
         self._started = False
-        self._held: dict[
-            str, tuple[int, Any]
-        ] = {}  # by name: which one it is, and itself, so that an id stays its own
+        # By name: which one it is, and itself, so that an id stays its own.
+        self._held: dict[str, tuple[int, Any]] = {}
         self.elsewhere: Elsewhere | None = None
 
     # ------------------------------------------------------------------------------------------- asked by the Brain

@@ -548,10 +548,11 @@ class Brain:
             if every and run.optimizer_step % every == 0:  # a validation is due, which may be interrupted
                 run.unfired = True
                 keep_point(self)
-        run.unfired = False
-        if self._extensions:
+            run.unfired = False
             self._extensions.fire(self)
             self._scope.held = None
+        else:
+            run.unfired = False
         if self.checkpointer is not None:
             self._save_in_time(self.checkpointer)
         if self._limit_reached(run):

@@ -2,9 +2,9 @@
 
 The mathematics is that of `loop.py` (Linear(10, 10), 16 items a rank, SGD, clipping). By hand means torch's DDP and the
 loop that people write round it: loss, backward, clipping, step, a running mean. Each form trains in the same two
-processes, on one torch thread each, in turns; each round begins with another one. What is timed is one epoch, from the
-end of its first step to the end of its last but one, on both ranks; an epoch to warm up came before, so that nothing
-that is done once is in the numbers.
+processes, on one torch thread and one core each, in turns; each round begins with another one. What is timed is one
+epoch, from the end of its first step to the end of its last but one, on both ranks; an epoch to warm up came before, so
+that nothing that is done once is in the numbers.
 
 Beside the clock stands the processor time of the thread that trains, without the wait for the other rank: it tells what
 `fit` does more, also on a machine where others are at work. The bar is for the clock.
@@ -141,9 +141,17 @@ def forms() -> list[Form]:
     ]
 
 
+def _stay_on_one_core(rank: int) -> None:
+    """Where there are enough: moving from core to core is most of what makes times of the same differ."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) >= RANKS:
+        os.sched_setaffinity(0, {cores[rank]})
+
+
 def measure(folder: str, num_rounds: int, num_steps: int) -> dict[str, Any]:
     """In each of the processes: the times of each form, and the weights it ended with."""
     torch.set_num_threads(1)
+    _stay_on_one_core(World.from_environment().rank)
     logging.getLogger("brainlib").setLevel(logging.WARNING)
     bl.ddp_init_group({"device": "cpu"})
     of_all, some = batches(num_steps * RANKS), forms()

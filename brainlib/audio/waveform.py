@@ -69,39 +69,47 @@ class SpeedPerturb(nn.Module):
             return waves[0], counts[0]
         if lengths is None:
             lengths = torch.full((len(waves),), waves.shape[1], dtype=torch.int64, device=waves.device)
-        if not self.training:
-            return waves, lengths
-        return self._played(waves, lengths, torch.randint(len(self.speeds), (len(waves),)))
+        return self.played(waves, lengths, self.draw(len(waves)))
 
-    def played(self, waves: Tensor, lengths: Tensor, speed: int) -> tuple[Tensor, Tensor]:
-        """All of the waves at one of the speeds, in training mode and outside of it.
+    def draw(self, num_items: int) -> Tensor:
+        """The speed of each of so many items, as percentages, int64, [num_items], on the CPU; outside of training
+        mode 100.
+
+        >>> SpeedPerturb(8000).eval().draw(3)
+        tensor([100, 100, 100])
+        """
+        if not self.training:
+            return torch.full((num_items,), 100)
+        return torch.tensor(self.speeds)[torch.randint(len(self.speeds), (num_items,))]
+
+    def played(self, waves: Tensor, lengths: Tensor, speeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Each item at a speed that is told, in training mode and outside of it.
 
         Args:
             waves: [B, T], padded with zeros.
             lengths: [B], counts of samples or parts of T.
-            speed: one of `speeds`.
+            speeds: [B], percentages, each 100 or one of `speeds`.
 
         Raises:
             ValueError: for another speed.
 
-        >>> SpeedPerturb(8000, [50, 100]).played(torch.ones(1, 100), torch.tensor([60]), 50)[1]
-        tensor([120])
+        >>> SpeedPerturb(8000, [50]).played(torch.ones(2, 100), torch.tensor([60, 60]), torch.tensor([50, 100]))[1]
+        tensor([120,  60])
         """
-        if speed not in self.speeds:
-            raise ValueError(f"speed={speed!r}: it is one of speeds={self.speeds}")
-        return self._played(waves, lengths, torch.full((len(waves),), self.speeds.index(speed)))
-
-    def _played(self, waves: Tensor, lengths: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        told = speeds.tolist()
+        if unknown := sorted(set(told) - {100, *self.speeds}):
+            raise ValueError(f"speeds={unknown}: each is 100 or one of {self.speeds}")
+        if set(told) <= {100}:
+            return waves, lengths
         parts = lengths.is_floating_point()
         counts = absolute_lengths(lengths, waves.shape[1]).cpu()  # the new sizes have to be known here
-        played: list[Tensor] = [waves] * len(waves)
-        new_counts = torch.zeros_like(counts)
-        for number, player in enumerate(self.players):
-            places = (drawn == number).nonzero().flatten()
-            if len(places):
-                new_counts[places] = -(-counts[places] * 100 // self.speeds[number])
-                group = player(waves[places.to(waves.device)])
-                for place, wave in zip(places.tolist(), group, strict=True):
+        played: list[Tensor] = list(waves)
+        new_counts = counts.clone()
+        for speed, player in zip(self.speeds, self.players, strict=True):
+            places = [place for place, each in enumerate(told) if each == speed]
+            if places and speed != 100:
+                new_counts[places] = -(-counts[places] * 100 // speed)
+                for place, wave in zip(places, player(waves[places]), strict=True):
                     played[place] = wave
         size = int(new_counts.max())
         result = waves.new_zeros(len(waves), size)

@@ -19,7 +19,7 @@ from typing import Any
 
 import plots  # at the top: without matplotlib the run stops here, not after training
 import torch
-from prepare import prepare_spoken_digits
+from prepare import SPEAKERS, prepare_spoken_digits
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,6 +35,7 @@ class SpokenDigitsBrain(bl.Brain):
     """From waves to classes; counts right answers beside the loss; logs and saves once an epoch."""
 
     encoder: bl.CategoricalEncoder  # what the outputs stand for; saved with the run
+    datasets: dict[str, bl.DynamicItemDataset]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -48,28 +49,42 @@ class SpokenDigitsBrain(bl.Brain):
 
     def compute_forward(self, batch: bl.PaddedBatch, stage: Stage) -> Tensor:
         """Augmentations leave everything as it is outside of training."""
-        waves, num_samples = batch.wave.data, batch.wave.num_entries
-        if stage is not Stage.TRAIN and self.hparams.listenings:
-            return self.listen_again(waves, num_samples)
-        waves, num_samples = self.modules.speed(waves, num_samples)
+        waves, num_samples, voices = batch.wave.data, batch.wave.num_entries, batch.voice
+        if stage is Stage.TEST and self.hparams.listenings:
+            return self.listen_again(waves, num_samples, voices)
+        speeds = self.modules.speed.draw(len(waves))
+        waves, num_samples = self.modules.speed.played(waves, num_samples, speeds)
         waves = self.modules.noise(self.modules.shift(waves, num_samples), num_samples)
-        features, num_frames = self.log_mels(waves, num_samples)
+        features, num_frames = self.normalized(waves, num_samples, voices, speeds)
         return self.classify(self.modules.warp(features, num_frames), num_frames)
 
     def log_mels(self, waves: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         features = self.modules.features(self.modules.level(waves, num_samples), num_samples)
         return features, self.modules.features.num_frames(num_samples)
 
-    def classify(self, features: Tensor, num_frames: Tensor) -> Tensor:
-        features = self.modules.mask(self.modules.normalize(features, num_frames), num_frames)
-        return self.modules.model(features, num_frames)
+    def normalized(
+        self, waves: Tensor, num_samples: Tensor, voices: Tensor, speeds: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        features, num_frames = self.log_mels(waves, num_samples)
+        return self.modules.normalize(features, num_frames, self.rows(voices, speeds)), num_frames
 
-    def listen_again(self, waves: Tensor, num_samples: Tensor) -> Tensor:
+    def rows(self, voices: Tensor, speeds: Tensor) -> Tensor:
+        """Where `normalize` keeps the statistics of a voice, which is another one at each speed."""
+        known = self.modules.speed.speeds
+        return voices * len(known) + torch.tensor([known.index(speed) for speed in speeds.tolist()]).to(
+            voices
+        )
+
+    def classify(self, features: Tensor, num_frames: Tensor) -> Tensor:
+        return self.modules.model(self.modules.mask(features, num_frames), num_frames)
+
+    def listen_again(self, waves: Tensor, num_samples: Tensor, voices: Tensor) -> Tensor:
         """The mean of what is heard at several speeds, each warped in several ways, as logarithms of probabilities."""
         heard = []
         for speed in self.hparams.listenings["speeds"]:
-            played = self.modules.speed.played(waves, num_samples, speed)
-            features, num_frames = self.log_mels(*played)
+            speeds = torch.full((len(waves),), speed)
+            played = self.modules.speed.played(waves, num_samples, speeds)
+            features, num_frames = self.normalized(*played, voices, speeds)
             for factor in self.hparams.listenings["warps"]:
                 warped = self.modules.warp.warped(features, features.new_full((len(features),), factor))
                 heard.append(self.classify(warped, num_frames).softmax(1))
@@ -89,8 +104,23 @@ class SpokenDigitsBrain(bl.Brain):
     # ------------------------------------------------------------------------------------------ when it is computed
 
     def on_fit_start(self) -> None:
-        super().on_fit_start()  # makes the optimizer, and goes on from the newest checkpoint if there is one
         self.started = now()
+        if self.modules.normalize.norm_type == "speaker":
+            self.learn_voices()
+        super().on_fit_start()  # makes the optimizer, and goes on from the newest checkpoint if there is one
+
+    @torch.no_grad()
+    def learn_voices(self) -> None:
+        """The mean of each voice at each speed, over all that there is of it, whatever was said: as Kaldi's recipes
+        normalize a speaker, one of the test too.
+        """
+        for dataset in self.datasets.values():
+            for batch in bl.SaveableDataLoader(dataset, **EVALUATION_LOADER):
+                batch = batch.to(self.device)
+                for speed in self.modules.speed.speeds:
+                    speeds = torch.full((len(batch.voice),), speed)
+                    played = self.modules.speed.played(batch.wave.data, batch.wave.num_entries, speeds)
+                    self.modules.normalize.learn([(*self.log_mels(*played), self.rows(batch.voice, speeds))])
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         self.accuracy.clear() if stage is Stage.TRAIN else self.answers.clear()
@@ -153,7 +183,8 @@ def make_datasets(hparams: dict[str, Any], folder: Path, encoder: bl.Categorical
     encoder.update_from_iterable(sorted(set(datasets["train"].values(hparams["label"]))))
     bl.add_dynamic_item(datasets, AudioReader(hparams["sample_rate"]), takes="wav", provides="wave")
     bl.add_dynamic_item(datasets, encoder.encode_label, takes=hparams["label"], provides="label")
-    bl.set_output_keys(datasets, ["id", "wave", "label"])
+    bl.add_dynamic_item(datasets, SPEAKERS.index, takes="speaker", provides="voice")
+    bl.set_output_keys(datasets, ["id", "wave", "label", "voice"])
     return datasets
 
 
@@ -173,6 +204,7 @@ def collect_results(brain: SpokenDigitsBrain, folder: Path) -> dict[str, Any]:
     chosen = brain.checkpointer.loaded  # by evaluate; None where there is none, so that nothing was trained
     results = {
         "test": brain.stats[Stage.TEST],
+        "valid": brain.stats.get(Stage.VALID),  # of the last epoch
         "label": brain.hparams.label,
         "hold_out": brain.hparams.hold_out,
         "epoch": chosen.meta["epoch"] if chosen else None,
@@ -182,10 +214,10 @@ def collect_results(brain: SpokenDigitsBrain, folder: Path) -> dict[str, Any]:
     seconds, cpu_seconds = brain.time_of_training()
     if not brain.test_only:
         return {**results, "seconds": round(seconds, 2), "cpu_seconds": round(cpu_seconds, 2)}
-    # The time that training took is known only to the run that trained.
+    # The time that training took, and what came of it on valid, is known only to the run that trained.
     former = folder / "results.json"
     known = json.loads(former.read_text()) if former.exists() else {}
-    return results | {key: known[key] for key in ("seconds", "cpu_seconds") if key in known}
+    return results | {key: known[key] for key in ("valid", "seconds", "cpu_seconds") if key in known}
 
 
 def picture_of(brain: SpokenDigitsBrain, wave: Tensor) -> Any:
@@ -250,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             bl.LearningRate(hparams["schedule"](num_total=num_batches * hparams["number_of_epochs"]))
         ],
     )
-    brain.encoder = encoder
+    brain.encoder, brain.datasets = encoder, datasets
     brain.fit(
         hparams["epoch_counter"],
         datasets["train"],

@@ -284,6 +284,24 @@ def test_speed_gives_lengths_back_as_it_got_them() -> None:
             SpeedPerturb(RATE, speeds)  # type: ignore[arg-type]
 
 
+def test_speeds_that_are_told_are_those_that_are_drawn() -> None:
+    items, counts = batch_for("shift")
+    perturb = SpeedPerturb(RATE, [80, 125])
+    torch.manual_seed(4)
+    waves, lengths = perturb(items, counts)
+    torch.manual_seed(4)
+    speeds = perturb.draw(4)
+    assert set(speeds.tolist()) == {80, 125} and perturb.eval().draw(2).tolist() == [100, 100]
+    for module in (perturb, perturb.train()):
+        again, same_lengths = module.played(items, counts, speeds)
+        assert torch.equal(again, waves) and torch.equal(same_lengths, lengths)
+    speeds[1] = 100
+    mixed, lengths = perturb.played(items, counts, speeds)
+    assert torch.equal(mixed[1, : counts[1]], items[1, : counts[1]]) and lengths[1] == counts[1]
+    with pytest.raises(ValueError, match=r"speeds=\[90, 110\]: each is 100 or one of \[80, 125\]"):
+        perturb.played(items, counts, torch.tensor([110, 100, 90, 80]))
+
+
 # ---- shifts, bands, pieces
 
 

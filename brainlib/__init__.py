@@ -23,6 +23,7 @@ from brainlib.checks.inspector import Inspector
 from brainlib.checkup import doctor
 from brainlib.config import dump_hyperpyyaml, load_hyperpyyaml, parse_arguments
 from brainlib.config.experiment_directory import create_experiment_directory
+from brainlib.config.trial import set_trial_apart
 from brainlib.data.batch_report import find_worst_batches
 from brainlib.data.dataset import DynamicItemDataset, add_dynamic_item, set_output_keys
 from brainlib.data.dynamic_batches import DynamicBatchSampler
@@ -154,6 +155,7 @@ __all__ = [
     "run_on_main",
     "seed_everything",
     "set_output_keys",
+    "set_trial_apart",
     "spawn",
     "takes",
     "update_learning_rate",

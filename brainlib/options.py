@@ -43,7 +43,11 @@ class LoopOptions(OptionGroup):
     """
 
     test_only: bool = option(False, "Skip training: fit returns at once, evaluate works.")
-    debug: bool = option(False, "Run a few batches of a few epochs, with checkpoints in a temporary place.")
+    debug: bool = option(
+        False,
+        "Run a few batches of a few epochs, with checkpoints in a temporary place; logs and results go where the "
+        "script puts them.",
+    )
     debug_batches: int = option(2, "With debug: how many batches a stage has.", minimum=1)
     debug_epochs: int = option(2, "With debug: how many epochs a fit has.", minimum=1)
     debug_persistently: bool = option(False, "With debug: keep the checkpoints, in their usual place.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from brainlib.common.option_fields import Option, same_name
 from brainlib.config.scalars import read_boolean
-from brainlib.config.typed import How, TypedOverrides
+from brainlib.config.typed import How, TypedOverrides, spelled
 from brainlib.distributed.devices import find_device
 from brainlib.options import all_options
 
@@ -135,10 +135,10 @@ def _override(name: str, value: str | None, words: list[str]) -> tuple[How, str]
         except ValueError as error:
             raise ValueError(
                 f"The value of --{name} is {value!r}, which begins like YAML and is none ({error}). To pass it as a "
-                f"text, put it in double quotes inside single ones: --{name} '{_quoted(value)}'."
+                f"text, put it in double quotes inside single ones: --{name} '{spelled(value)}'."
             ) from None
         return "yaml", value
-    return "word", value if _is_one_word(value) else _quoted(value)
+    return "word", value if _is_one_word(value) else spelled(value)
 
 
 def _is_one_word(value: str) -> bool:
@@ -150,17 +150,8 @@ def _is_one_word(value: str) -> bool:
     return begins_a_word or (re.match(r"-[^\s-]", value) is not None)
 
 
-def _quoted(text: str) -> str:
-    """A text in double quotes, as YAML reads them."""
-    written = (
-        f"\\{each}" if each in '"\\' else each if each.isprintable() else f"\\U{ord(each):08x}"
-        for each in text
-    )
-    return f'"{"".join(written)}"'
-
-
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) and read_boolean(name) is None else _quoted(name)
+    return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) and read_boolean(name) is None else spelled(name)
 
 
 def help_text(file: str | None = None) -> str:

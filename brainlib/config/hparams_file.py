@@ -119,6 +119,35 @@ def dump_hyperpyyaml(values: Mapping[str, Any], stream: IO[str] | None = None) -
     return text
 
 
+def unbuilt_values(
+    source: _Source, overrides: str | Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    r"""What the file says at its top level, and under ``run_opts``, as far as that is known without any object.
+
+    Args:
+        source: as in `load_hyperpyyaml`.
+        overrides: as in `load_hyperpyyaml`.
+
+    Returns:
+        The values by key, and the keys whose values come from objects; those under ``run_opts`` by their bare names.
+
+    >>> unbuilt_values("lr: 0.1\ncount: !apply:int [3]\nrun_opts: {debug: !ref <count>, compile: true}")
+    ({'lr': 0.1, 'run_opts': {'compile': True}}, ['count', 'debug'])
+    """
+    from brainlib.config.placeholders import refuse_placeholders
+    from brainlib.config.reader import LATER, HparamsReader
+
+    tree = _overridden(source, overrides, must_match=True)
+    refuse_placeholders(tree)
+    values = HparamsReader(tree, build=False).read()
+    computed = [key for key, value in values.items() if value is LATER]
+    known = {key: value for key, value in values.items() if value is not LATER}
+    if isinstance(options := known.get("run_opts"), Mapping):
+        computed += [key for key, value in options.items() if value is LATER]
+        known["run_opts"] = {key: value for key, value in options.items() if value is not LATER}
+    return known, computed
+
+
 def _overridden(source: _Source, overrides: str | Mapping[str, Any] | None, must_match: bool) -> HparamsTree:
     from brainlib.config.overrides import apply_overrides, read_overrides
     from brainlib.config.source import read_tree

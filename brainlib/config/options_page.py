@@ -38,6 +38,28 @@ python train.py hparams.yaml --precision bf16 --limit-train-batches 100 --debug
 An option has one type whichever way it comes. Booleans are true/false, yes/no, on/off or 1/0, and on the command line
 the name alone means true. Dashes and underscores in names are alike; names are never abbreviated. An unknown name in
 `run_opts` is an error that names the nearest.
+
+## Trying out beside a real run
+
+With `debug` or `benchmark_max_step` the Brain puts its checkpoints into a temporary place. Logs, results and pictures
+are written by the script, and go where it puts them: into the folder of the real run, unless the trial gets one of its
+own. One line does that, between the command line and the file:
+
+```python
+from pathlib import Path
+import brainlib as bl
+
+Path("cnn.yaml").write_text("output_folder: results/cnn\\nsave: !ref <output_folder>/save\\n")
+
+param_file, run_opts, overrides = bl.parse_arguments(["cnn.yaml", "--debug"])  # a script leaves the list away
+overrides = bl.set_trial_apart(param_file, run_opts, overrides)
+hparams = bl.load_hyperpyyaml(param_file, overrides)
+assert hparams["save"] == "results/cnn/debug/save"
+```
+
+In a trial `output_folder` is then `<output_folder>/debug` or `<output_folder>/benchmark`, and so is every path that the
+file makes of it, as in `!ref <output_folder>/save`; all other runs are as they were. The metrics.jsonl of the trial
+before is removed; with `debug_persistently`, whose checkpoints stay, the trial goes on instead.
 """
 
 

@@ -27,13 +27,14 @@ from brainlib.config.yaml_nodes import (
     key_of,
     node_of,
     parse,
+    serialize,
     show_path,
     walk,
     where,
 )
 from brainlib.options import RunOptions
 
-__all__ = ["apply_overrides", "read_overrides"]
+__all__ = ["apply_overrides", "overrides_with", "read_overrides"]
 
 _SPECIAL = ("inf", "infinity", "nan")
 
@@ -56,6 +57,28 @@ def read_overrides(overrides: str | Mapping[str, Any] | None) -> MappingNode | N
             for each in (key_node, *walk(value)):
                 each.start_mark = typed
     return node
+
+
+def overrides_with(overrides: str | Mapping[str, Any] | None, key: str, value: str) -> str | dict[str, Any]:
+    r"""Overrides, and one more in place of what they say of this top-level key; of the kind that was given.
+
+    >>> overrides_with({"lr": 0.1}, "out", "a/b"), overrides_with("out: a  # here\nlr: 1", "out", "a/b")
+    ({'lr': 0.1, 'out': 'a/b'}, 'lr: 1\nout: a/b\n')
+    """
+    if isinstance(overrides, TypedOverrides):
+        return overrides.with_value(same_name(key), value)
+    if not isinstance(overrides, str):
+        others = {own: each for own, each in (overrides or {}).items() if not _same_key(own, key)}
+        return {**others, key: value}
+    node = read_overrides(overrides) or MappingNode("tag:yaml.org,2002:map", [])
+    node.value = [pair for pair in node.value if not _same_key(key_of(pair[0]), key)]
+    node.value.append((node_of(key), node_of(value)))
+    return serialize(node)
+
+
+def _same_key(one: Hashable, other: Hashable) -> bool:
+    """Whether they differ in dashes and underscores at most."""
+    return isinstance(one, str) and isinstance(other, str) and same_name(one) == same_name(other)
 
 
 def apply_overrides(
@@ -98,7 +121,7 @@ def apply_overrides(
 def _alike(target: MappingNode, key: Hashable) -> tuple[Hashable, Node] | None:
     """The entry whose key differs only in dashes and underscores."""
     for own, _, value in items(target):
-        if isinstance(own, str) and isinstance(key, str) and same_name(own) == same_name(key):
+        if _same_key(own, key):
             return own, value
     return None
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-__all__ = ["How", "Typed", "TypedOverrides", "metavar"]
+__all__ = ["How", "Typed", "TypedOverrides", "metavar", "spelled"]
 
 How: TypeAlias = Literal["alone", "word", "yaml"]
 
@@ -44,13 +44,38 @@ class TypedOverrides(str):
     """
 
     typed: tuple[Typed, ...]  # in the order of the keys
+    _values: dict[str, tuple[How, str]]
+    _keys: dict[str, str]
 
     def __new__(cls, values: Mapping[str, tuple[How, str]], keys: Mapping[str, str]) -> TypedOverrides:
         made = super().__new__(
             cls, "".join(f"{keys[name]}: {value}\n" for name, (_, value) in values.items())
         )
         made.typed = tuple(Typed(f"--{name}", how) for name, (how, _) in values.items())
+        made._values, made._keys = dict(values), dict(keys)
         return made
+
+    def with_value(self, name: str, text: str) -> TypedOverrides:
+        r"""These, and one more in place of what was typed for this key, if anything was.
+
+        >>> TypedOverrides({"lr": ("word", "0.1")}, {"lr": "lr"}).with_value("out", "no: 1")
+        'lr: 0.1\n"out": "no: 1"\n'
+        """
+        value: tuple[How, str] = ("word", spelled(text))
+        return TypedOverrides({**self._values, name: value}, {**self._keys, name: spelled(name)})
+
+
+def spelled(text: str) -> str:
+    r"""A text in double quotes, as YAML reads them.
+
+    >>> print(spelled('say "no"'))
+    "say \"no\""
+    """
+    written = (
+        f"\\{each}" if each in '"\\' else each if each.isprintable() else f"\\U{ord(each):08x}"
+        for each in text
+    )
+    return f'"{"".join(written)}"'
 
 
 def metavar(key: str) -> str:

@@ -152,17 +152,6 @@ def l2_groups(model: torch.nn.Module, l2: float, l2_on: str) -> list[dict[str, A
     return groups + ([{"params": others, "weight_decay": 0.0}] if others else [])
 
 
-def move_to_folder(name: str, hparams: dict[str, Any], keep_checkpoints: bool = False) -> None:
-    """Send everything that a debug or benchmark run writes into a folder of its own: the real run is left alone."""
-    folder = Path(hparams["output_folder"]) / name
-    hparams["output_folder"] = str(folder)
-    hparams["train_logger"] = bl.JsonlLogger(folder / "metrics.jsonl")
-    hparams["checkpointer"] = bl.Checkpointer(folder / "save")
-    if not keep_checkpoints:  # it starts from scratch, and so do its curves
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
-    print(f"{name}: a few batches only; the files of this run go to {folder}")
-
-
 def show_learning_rates(
     hparams: dict[str, Any], run_opts: dict[str, Any], train: Split, folder: Path
 ) -> None:
@@ -216,12 +205,8 @@ def draw_pictures(brain: DigitsBrain, test: Split, folder: Path, results: dict[s
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the recipe; `arguments` are those of the command line. Returns what results.json holds."""
     param_file, run_opts, overrides = bl.parse_arguments(arguments)
+    overrides = bl.set_trial_apart(param_file, run_opts, overrides)
     hparams = bl.load_hyperpyyaml(param_file, overrides)
-    options = bl.RunOptions.resolve(run_opts, hparams)
-    if options.debug:
-        move_to_folder("debug", hparams, options.debug_persistently)
-    elif options.benchmark_max_step:
-        move_to_folder("benchmark", hparams)
     folder = Path(hparams["output_folder"])
     bl.create_experiment_directory(folder, hyperparams_to_save=param_file, overrides=overrides)
     torch.set_num_threads(hparams["num_threads"])

@@ -188,17 +188,6 @@ def make_datasets(hparams: dict[str, Any], folder: Path, encoder: bl.Categorical
     return datasets
 
 
-def move_to_folder(name: str, hparams: dict[str, Any], keep_checkpoints: bool = False) -> None:
-    """Send everything that a debug or benchmark run writes into a folder of its own: the real run is left alone."""
-    folder = Path(hparams["output_folder"]) / name
-    hparams["output_folder"] = str(folder)
-    hparams["train_logger"] = bl.JsonlLogger(folder / "metrics.jsonl")
-    hparams["checkpointer"] = bl.Checkpointer(folder / "save")
-    if not keep_checkpoints:  # it starts from scratch, and so do its curves
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
-    print(f"{name}: a few batches only; the files of this run go to {folder}")
-
-
 def collect_results(brain: SpokenDigitsBrain, folder: Path) -> dict[str, Any]:
     """What results.json holds."""
     chosen = brain.checkpointer.loaded  # by evaluate; None where there is none, so that nothing was trained
@@ -207,9 +196,9 @@ def collect_results(brain: SpokenDigitsBrain, folder: Path) -> dict[str, Any]:
         "valid": brain.stats.get(Stage.VALID),  # of the last epoch
         "label": brain.hparams.label,
         "hold_out": brain.hparams.hold_out,
-        "epoch": chosen.meta["epoch"] if chosen else None,
+        "epoch": chosen.meta.get("epoch") if chosen else None,  # None: it ended inside one
         "checkpoint": chosen.path.name if chosen else None,
-        "seed": chosen.meta["seed"] if chosen else brain.seed,
+        "seed": chosen.meta.get("seed", brain.seed) if chosen else brain.seed,
     }
     seconds, cpu_seconds = brain.time_of_training()
     if not brain.test_only:
@@ -249,12 +238,8 @@ def draw_pictures(brain: SpokenDigitsBrain, test: Any, folder: Path, results: di
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the recipe; `arguments` are those of the command line. Returns what results.json holds."""
     param_file, run_opts, overrides = bl.parse_arguments(arguments)
+    overrides = bl.set_trial_apart(param_file, run_opts, overrides)
     hparams = bl.load_hyperpyyaml(param_file, overrides)
-    options = bl.RunOptions.resolve(run_opts, hparams)
-    if options.debug:
-        move_to_folder("debug", hparams, options.debug_persistently)
-    elif options.benchmark_max_step:
-        move_to_folder("benchmark", hparams)
     folder = Path(hparams["output_folder"])
     bl.create_experiment_directory(folder, hyperparams_to_save=param_file, overrides=overrides)
     torch.set_num_threads(hparams["num_threads"])

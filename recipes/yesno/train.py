@@ -171,6 +171,7 @@ def draw_pictures(
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the recipe; `arguments` are those of the command line. Returns what results.json holds."""
     param_file, run_opts, overrides = bl.parse_arguments(arguments)
+    overrides = bl.set_trial_apart(param_file, run_opts, overrides)
     hparams = bl.load_hyperpyyaml(param_file, overrides)
     folder = Path(hparams["output_folder"])
     bl.create_experiment_directory(folder, hyperparams_to_save=param_file, overrides=overrides)

@@ -204,8 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     overrides = bl.set_trial_apart(param_file, run_opts, overrides)
     hparams = bl.load_hyperpyyaml(param_file, overrides)
     folder = Path(hparams["output_folder"])
+    torch.set_num_threads(hparams["num_threads"])  # first, so that env.txt tells of them
     bl.create_experiment_directory(folder, hyperparams_to_save=param_file, overrides=overrides)
-    torch.set_num_threads(hparams["num_threads"])
 
     corpus = prepare_an4(hparams["data_folder"])
     utterances = {name: split[: hparams["num_utterances"]] for name, split in corpus.splits.items()}

@@ -174,8 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     overrides = bl.set_trial_apart(param_file, run_opts, overrides)
     hparams = bl.load_hyperpyyaml(param_file, overrides)
     folder = Path(hparams["output_folder"])
+    torch.set_num_threads(hparams["num_threads"])  # first, so that env.txt tells of them
     bl.create_experiment_directory(folder, hyperparams_to_save=param_file, overrides=overrides)
-    torch.set_num_threads(hparams["num_threads"])
 
     splits = prepare_yesno(hparams["data_folder"])
     print(describe(splits))

@@ -252,8 +252,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_debug_run_leaves_a_finished_one_alone(recipe: Callable[..., int], tmp_path: Path) -> None:
-    assert recipe("softmax", tmp_path, "--number_of_epochs", "3") == 0, output(tmp_path)
+    assert recipe("softmax", tmp_path, "--number_of_epochs", "3", "--num_threads", "2") == 0, output(tmp_path)
     before = contents(tmp_path)
+    assert b"threads: 2 of " in before["env.txt"]
     for _ in range(2):
         assert recipe("softmax", tmp_path, "--number_of_epochs", "3", "--debug") == 0, output(tmp_path)
     assert contents(tmp_path) == before

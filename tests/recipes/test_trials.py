@@ -1,4 +1,4 @@
-"""A debug or benchmark run of each recipe leaves a finished run alone."""
+"""A debug or benchmark run of each recipe leaves a finished run alone; and env.txt has the threads that it had."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def test_a_trial_leaves_a_finished_run_alone(
     words = [str(ROOT / f"hparams/{recipe}/{name}.yaml"), "--output_folder", str(folder), "--noprogressbar"]
     words += ["--number_of_epochs=2", "--data_folder", str(data_dir(data)), *tiny]
     with WarmScript(ROOT / "recipes" / recipe / "train.py", ROOT) as script:
-        assert script.run(*words, output=said) == 0, said.read_text()
+        assert script.run(*words, "--num_threads=2", output=said) == 0, said.read_text()
         before = contents(folder)
         assert {"results.json", "metrics.jsonl", "env.txt"} <= before.keys()
+        assert b"threads: 2 of " in before["env.txt"]
         for trial, option in TRIALS.items():
             assert script.run(*words, *option, output=said) == 0, said.read_text()
             assert contents(folder) == before

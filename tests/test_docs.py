@@ -26,6 +26,10 @@ MODULES = sorted(
 )
 
 BLOCK = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+_PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+_OPTIONAL = _PROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[
+    0
+]  # Python 3.10 reads no TOML
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
@@ -51,6 +55,20 @@ def test_blocks_of_a_page_run_from_top_to_bottom(
             "\n" * lines_above + block[1], str(page), "exec"
         )  # a traceback shows the line of the page
         exec(code, session.__dict__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_extras_of_a_page_are_there(page: Path) -> None:
+    named = re.findall(r"pip install -e '\.\[([^]]+)\]'", page.read_text(encoding="utf-8"))
+    declared = re.findall(r"^(\w+) = \[", _OPTIONAL, re.MULTILINE)
+    assert {extra for each in named for extra in each.split(",")} <= set(declared)
+
+
+def test_the_readme_says_what_brings_jupyter() -> None:
+    """`jupyter execute` is of nbclient, which `make demo` does not install."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "nbclient" in _OPTIONAL.partition("\nnotebook = [")[2].partition("]")[0]
+    assert text.index("pip install -e '.[notebook,demo]'") < text.index("jupyter execute tutorials/")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -70,7 +70,9 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         self._rows = Rows.of(data)
         self._num_rows = len(self._rows)
         self._numbers: np.ndarray[Any, Any] | None = None  # of the rows that are in this set, if not all are
-        self.pipeline = Pipeline(self._rows.columns)
+        self.pipeline = Pipeline(
+            self._rows.columns, empty=None if self._num_rows else _empty(self._rows.origin)
+        )
         self._outputs: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = (
             (),
             (),
@@ -429,6 +431,15 @@ _REMEDY = (
     "Let all items have one type: types={...} of from_csv makes numbers of texts, a dynamic item can do so for others; "
     "key_test leaves out what does not fit"
 )
+
+
+def _empty(origin: str) -> str:
+    """What to say of a data set without rows when a key of them is asked for: it is not the key that is wrong."""
+    place = f", which come from {origin}" if origin else ""
+    return (
+        f"the data set is empty: it holds no item, and so no key. Look at its rows{place}: a manifest that is only "
+        "begun, a folder without files, a filter that lets nothing through"
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -158,14 +158,18 @@ class Pipeline:
     Args:
         row_keys: of the rows, ``id`` among them.
         items: what computes more.
+        empty: where there is no row, what to say of that when a key is asked for.
 
     >>> pipeline = Pipeline(["id", "n"], [DynamicItem("n", lambda n: n + 1, "m"), DynamicItem("m", str, "text")])
     >>> pipeline.compute({"id": ["a", "b"], "n": [1, 5]}, 1, ("text",))["text"]
     '6'
     """
 
-    def __init__(self, row_keys: Iterable[str], items: Iterable[DynamicItem] = ()) -> None:
+    def __init__(
+        self, row_keys: Iterable[str], items: Iterable[DynamicItem] = (), empty: str | None = None
+    ) -> None:
         self.row_keys = tuple(row_keys)
+        self.empty = empty
         self.items: dict[str, DynamicItem] = {}  # by what they provide
         self._plans: dict[tuple[str, ...], Plan] = {}
         for item in items:
@@ -173,7 +177,7 @@ class Pipeline:
 
     def copy(self) -> Pipeline:
         """Another one with the same items, to which other ones can be added."""
-        other = Pipeline(self.row_keys)
+        other = Pipeline(self.row_keys, empty=self.empty)
         other.items.update(self.items)
         return other
 
@@ -219,8 +223,9 @@ class Pipeline:
         item = self.items.get(key)
         if item is None and key not in self.row_keys:
             taken = f", which {self.items[path[-1]]} takes" if path else ""
+            told = f"{self.empty}. Asked for was {key!r}." if self.empty else ""
             raise ValueError(
-                no_such_key(key, self.keys, "this data set")
+                (told or no_such_key(key, self.keys, "this data set"))
                 + (f" It is needed for {path[-1]!r}{taken}" if path else "")
             )
         for each in item.takes if item is not None else ():

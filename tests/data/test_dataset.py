@@ -262,6 +262,33 @@ def test_an_argument_that_nobody_provides() -> None:
         data.set_output_keys(["m"])
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda d: d.set_output_keys(["id", "wav"]),
+        lambda d: d.values("wav"),
+        lambda d: d.filtered_sorted(sort_key="wav"),
+        lambda d: d.filtered_sorted(key_min_value={"wav": 1}),
+        lambda d: d.set_output_keys(["wave"]),
+        lambda d: d.filtered_sorted().set_output_keys(["wave"]),
+        lambda d: bl.DynamicBatchSampler(d, 1.0, length_func="wav"),
+    ],
+)
+def test_an_empty_set_says_so_wherever_a_key_is_asked_for(ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ID,wav\n")
+    for data, told in (
+        (bl.DynamicItemDataset({}), "Look at its rows: "),
+        (
+            bl.DynamicItemDataset.from_csv(tmp_path / "a.csv"),
+            f"Look at its rows, which come from {tmp_path}/a.csv: ",
+        ),
+    ):
+        data.add_dynamic_item(len, takes="wav", provides="wave")
+        with pytest.raises(ValueError, match="^the data set is empty: it holds no item") as caught:
+            ask(data)
+        assert told in str(caught.value)
+
+
 @pytest.mark.parametrize("wrong", [[1], {"a": 1}, {1: {}}])
 def test_what_is_no_data(wrong: Any) -> None:
     with pytest.raises(ValueError, match="must be a"):

@@ -106,6 +106,17 @@ def _(folder: Path) -> None:
     _ = data[0]
 
 
+@provokes("the items of a batch cannot be stacked: …")
+def _(folder: Path) -> None:
+    items = [{"wave": torch.ones(3)}, {"wave": torch.ones(4)}]
+    small().fit(range(1), items, train_loader_kwargs={"batch_size": 2})
+
+
+@provokes("the data set is empty: it holds no item, and so no key.")
+def _(folder: Path) -> None:
+    bl.DynamicItemDataset({}, output_keys=["wav"])
+
+
 @provokes("there is no key '…' in this data set;")
 def _(folder: Path) -> None:
     table(text=["a"]).set_output_keys(["txt"])

@@ -11,6 +11,7 @@ from brainlib.common.counted import counted
 from brainlib.data.dataset import DynamicItemDataset
 from brainlib.data.padded_batch import PaddedBatch
 from brainlib.data.sources import BatchSource, IterableBatches, LoaderBatches
+from brainlib.data.stacking import does_batch, stacked
 from brainlib.seeding import last_seed
 
 __all__ = ["SaveableDataLoader", "make_dataloader"]
@@ -30,9 +31,8 @@ def _with_collate(dataset: Any, options: dict[str, Any]) -> dict[str, Any]:
     inner = dataset
     while isinstance(inner, Subset):
         inner = inner.dataset
-    batches = options.get("batch_size", 1) is not None or options.get("batch_sampler") is not None
-    if isinstance(inner, DynamicItemDataset) and batches and options.get("collate_fn") is None:
-        return {**options, "collate_fn": PaddedBatch}
+    if does_batch(options) and options.get("collate_fn") is None:
+        return {**options, "collate_fn": PaddedBatch if isinstance(inner, DynamicItemDataset) else stacked}
     return options
 
 

@@ -25,6 +25,7 @@ from brainlib.common.logs import logger
 from brainlib.data.order import PlannedOrder, drawn_apart, order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
 from brainlib.data.share import ALL, Share
+from brainlib.data.stacking import explained
 from brainlib.data.workers import WorkerInit, check_workers, workers_start
 from brainlib.seeding import derive
 
@@ -141,7 +142,7 @@ class LoaderBatches(BatchSource):
         self._loader: DataLoader[Any] = DataLoader(
             SeededDataset(loader.dataset),
             generator=self._generator,
-            collate_fn=SeededCollate(loader.collate_fn),
+            collate_fn=SeededCollate(explained(loader.collate_fn)),
             **options,
         )
 

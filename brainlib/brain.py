@@ -32,7 +32,7 @@ from brainlib.common.logs import logger
 from brainlib.compiling import compile_in_place, set_matmul_precision, to_channels_last
 from brainlib.data.loader import make_dataloader
 from brainlib.data.share import Share, in_order
-from brainlib.data.sources import BatchSource, check_set, is_ready, source_of
+from brainlib.data.sources import BatchSource, check_set, is_ready, only_one_is_batched, source_of
 from brainlib.data.transfer import on_device
 from brainlib.distributed.ddp import COMPARED_AT, Ranks
 from brainlib.distributed.group import from_main, gather, join
@@ -350,6 +350,8 @@ class Brain:
         with numbered_fit(self, epoch_counter, sets) as scope:
             train = self._source(train_set, Stage.TRAIN, train_loader_kwargs)
             valid = None if valid_set is None else self._source(valid_set, Stage.VALID, valid_loader_kwargs)
+            if doubt := only_one_is_batched(train_set, train_loader_kwargs, valid_set, valid_loader_kwargs):
+                self._say_once("one is batched", doubt)
             if self._options.overfit_batches is not None and not scope.inner:
                 train = FirstBatches(train, self._options.overfit_batches)
                 valid = None if valid is None else train

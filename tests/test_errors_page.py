@@ -112,6 +112,12 @@ def _(folder: Path) -> None:
     small().fit(range(1), items, train_loader_kwargs={"batch_size": 2})
 
 
+@provokes("valid_set is a list of the same kind of things as train_set, and has no loader options:")
+def _(folder: Path) -> None:
+    items = [{key: value[0] for key, value in batch.items()} for batch in batches(1, 1)]
+    small().fit(range(1), items, items, train_loader_kwargs={"batch_size": 2})
+
+
 @provokes("the data set is empty: it holds no item, and so no key.")
 def _(folder: Path) -> None:
     bl.DynamicItemDataset({}, output_keys=["wav"])

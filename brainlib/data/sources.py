@@ -25,11 +25,11 @@ from brainlib.common.logs import logger
 from brainlib.data.order import PlannedOrder, drawn_apart, order_of
 from brainlib.data.randomness import SeededCollate, SeededDataset, kept_apart
 from brainlib.data.share import ALL, Share
-from brainlib.data.stacking import explained
+from brainlib.data.stacking import does_batch, explained
 from brainlib.data.workers import WorkerInit, check_workers, workers_start
 from brainlib.seeding import derive
 
-__all__ = ["BatchSource", "Lookahead", "check_set", "is_ready", "source_of"]
+__all__ = ["BatchSource", "Lookahead", "check_set", "is_ready", "only_one_is_batched", "source_of"]
 
 
 class BatchSource:
@@ -228,6 +228,46 @@ def is_ready(data: Any, loader_kwargs: Mapping[str, Any] | None) -> bool:
     if isinstance(data, (list, tuple)):
         return True
     return not (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+
+
+def only_one_is_batched(train: Any, train_kwargs: Any, valid: Any, valid_kwargs: Any) -> str | None:
+    """What to warn of where two lists hold the same kind of thing, and one is read as items, the other as batches.
+
+    A batch has one dimension more than an item, or is another kind of thing, so only one of the two can be right.
+
+    Args:
+        train: what was given as train_set.
+        train_kwargs: the loader options for it, if any.
+        valid: what was given as valid_set.
+        valid_kwargs: the loader options for it, if any.
+
+    >>> item = {"x": torch.zeros(3)}
+    >>> only_one_is_batched([item], {"batch_size": 2}, [item], None)
+    'valid_set is a list of the same kind of things as train_set, and has no loader options: ...'
+    >>> only_one_is_batched([item], {"batch_size": 2}, [{"x": torch.zeros(1, 3)}], None) is None
+    True
+    """
+    both = all(isinstance(each, (list, tuple)) and each for each in (train, valid))
+    batched, valid_batched = (bool(each) and does_batch(each) for each in (train_kwargs, valid_kwargs))
+    if not both or batched == valid_batched or _kind(train[0]) != _kind(valid[0]):
+        return None
+    bare, other = ("valid_set", "train_set") if batched else ("train_set", "valid_set")
+    return (
+        f"{bare} is a list of the same kind of things as {other}, and has no loader options: each of them is taken for "
+        f"a batch, and not for an item. If they are items, give {bare.replace('_set', '_loader_kwargs')}, such as "
+        '{"batch_size": 16}.'
+    )
+
+
+def _kind(value: Any) -> Any:
+    """What tells an item from a batch: types, keys and numbers of dimensions."""
+    if isinstance(value, Mapping):
+        return type(value), {key: _kind(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return type(value), [_kind(each) for each in value]
+    if isinstance(value, list):
+        return list, _kind(value[0]) if value else None
+    return type(value), getattr(value, "ndim", None)
 
 
 def check_set(data: Any, name: str) -> None:

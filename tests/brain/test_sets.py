@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import brainlib as bl
+from brainlib.data.sources import only_one_is_batched
 from tests.brain.small import Batch, Regression, Rows, batches, joined, same, small, weights
 
 
@@ -164,3 +165,54 @@ def test_a_generator_for_validation_says_so_too() -> None:
     with pytest.raises(ValueError, match="generator|iterator") as caught:
         small().fit(range(2), batches(4), (batch for batch in batches(2)))
     assert "valid" in str(caught.value).lower()
+
+
+# ------------------------------------------------------------------------------------------ items taken for batches
+
+
+ITEMS = [Rows(8)[number] for number in range(8)]
+LOADER = {"batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("train", "train_kwargs", "valid", "valid_kwargs", "named"),
+    [
+        (ITEMS, LOADER, ITEMS[:2], None, "valid_loader_kwargs"),
+        (ITEMS, LOADER, tuple(ITEMS[:2]), {}, "valid_loader_kwargs"),
+        (ITEMS, None, ITEMS[:2], LOADER, "train_loader_kwargs"),
+        (ITEMS, LOADER, ITEMS[:2], LOADER, None),
+        (ITEMS, LOADER, batches(4), None, None),
+        (batches(4, 4), {"batch_size": None}, batches(4), None, None),
+        (ITEMS, None, ITEMS[:2], None, None),
+        (Rows(8), LOADER, batches(4), None, None),
+        (ITEMS, LOADER, Rows(2), None, None),
+        (ITEMS, LOADER, None, None, None),
+    ],
+)
+def test_items_that_are_taken_for_batches_beside_items_are_told(
+    train: Any, train_kwargs: Any, valid: Any, valid_kwargs: Any, named: str | None, caplog: Any
+) -> None:
+    brain = small()
+    for _ in range(2):
+        brain.fit(range(1), train, valid, train_loader_kwargs=train_kwargs, valid_loader_kwargs=valid_kwargs)
+    told = [each.getMessage() for each in caplog.records if "taken for a batch" in each.getMessage()]
+    assert len(told) == (named is not None)  # once, in two fits
+    assert all(f"If they are items, give {named}, such as" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ((torch.ones(3), 1), (torch.ones(5), 2), True),
+        ((torch.ones(3), 1), (torch.ones(2, 3), torch.ones(2)), False),
+        ([torch.ones(3), 1], [torch.ones(2, 3), torch.ones(2)], False),
+        ({"text": "a"}, {"text": "bc"}, True),
+        ({"text": "a"}, {"text": ["a", "b"]}, False),
+        ({"tokens": [1, 2]}, {"tokens": [1]}, True),
+        ({"tokens": [1, 2]}, {"tokens": [[1, 2], [1]]}, False),
+        ({"x": 1.0}, {"y": 1.0}, False),
+    ],
+    ids=str,
+)
+def test_what_an_item_and_a_batch_differ_in(one: Any, other: Any, alike: bool) -> None:
+    assert (only_one_is_batched([one], LOADER, [other], None) is not None) == alike

@@ -217,7 +217,7 @@ def settle_in(brain: Brain) -> None:
         )
     say_from_where(brain._scope.run, loaded, brain.checkpointer, brain._state.origin)
     brain._save_triggers = _make_save_triggers(brain)
-    if brain.checkpointer is not None:
+    if brain.checkpointer is not None and brain._world.is_main:
         warn_of_unsaved(brain, brain.checkpointer)
     if loaded is not None and brain.checkpointer is not None:
         say_what_differs(loaded, brain.checkpointer.environment())

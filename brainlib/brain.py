@@ -636,7 +636,8 @@ class Brain:
             progressbar: whether to show a bar; None: unless ``noprogressbar`` is set.
             test_loader_kwargs: handed to `make_dataloader`.
             checkpoint: which weights: "best", "last", "current" or a path. By default those of the last criterion
-                that was declared in ``save_and_keep_only``, else of the newest checkpoint, else the current ones. A
+                that was declared (in ``save_and_keep_only``, or as the only ``best`` of the Snapshots), else of the
+                newest checkpoint, else the current ones. A
                 line says which.
 
         Returns:
@@ -1007,7 +1008,7 @@ class Brain:
                 f"many items the loss "
                 "is a mean over. Drop batches without items before they come here."
             )
-        if stage is Stage.TRAIN and self._scope.share.filled_at == self._scope.run.step:
+        if stage is Stage.TRAIN and 0 < self._scope.share.filled_at == self._scope.run.step:
             return 0.0  # this rank has no batch of its own in the last round, and only takes part
         return weight
 
@@ -1194,6 +1195,9 @@ class Brain:
             self.checkpointer.background = False
         checkpointer = self.checkpointer
         checkpointer.attach(self._state, world=self._world)
+        snapshots = [each for each in self._extensions if isinstance(each, Snapshot)]
+        rules = [(order, key) for snapshot in snapshots for key, order, _ in snapshot.best]
+        checkpointer.best_of_snapshots = list(dict.fromkeys(rules))
         self._ranks.busy = lambda: checkpointer.busy
 
     def _ledger_on(self, name: str) -> AbstractContextManager[None]:

@@ -83,6 +83,16 @@ def _assigned_in(method: Any) -> set[str]:
     return {name for name in method.__code__.co_names if name.startswith("_") and not name.startswith("__")}
 
 
+def names_for_itself() -> set[str]:
+    """The private names that a subclass of Brain cannot have.
+
+    >>> "_fit_train" in names_for_itself(), "_compile" in names_for_itself()
+    (True, False)
+    """
+    ours = {name for name in vars(Brain) if name.startswith("_")} | _assigned_in(Brain.__init__)
+    return {name for name in ours - _MAY_BE_OVERRIDDEN if not name.endswith("__")}
+
+
 class Brain:
     """A training run. Subclass it, write `compute_forward` and `compute_objectives`, call `fit`.
 
@@ -208,10 +218,7 @@ class Brain:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that takes a private name of ours without meaning to."""
         super().__init_subclass__(**kwargs)
-        ours = {name for name in vars(Brain) if name.startswith("_")} | _assigned_in(Brain.__init__)
-        taken = sorted(
-            name for name in ours.intersection(vars(cls)) - _MAY_BE_OVERRIDDEN if not name.endswith("__")
-        )
+        taken = sorted(names_for_itself().intersection(vars(cls)))
         if taken:
             raise TypeError(
                 f"{cls.__name__} defines {quoted(taken)}, which Brain needs for itself: take another name"

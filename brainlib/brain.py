@@ -56,7 +56,7 @@ from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, preserved_generators
 from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
-from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in
+from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in, take_origin
 from brainlib.stopping.endings import Interrupted
 from brainlib.stopping.signals import Signals
 from brainlib.triggers import Trigger
@@ -264,7 +264,7 @@ class Brain:
         self._wrap_distributed()
         self.init_optimizers()
         self._fuse()
-        self._state.origin.begin(self.checkpointer, self._state)
+        take_origin(self)
         self._prepared = True  # only now: what an error or Ctrl-C broke off is done again by the next call
 
     def on_stage_start(self, stage: Stage, epoch: Any = None) -> None:

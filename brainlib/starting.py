@@ -25,6 +25,7 @@ from brainlib.announcements import (
 )
 from brainlib.attempt import logging_for
 from brainlib.brain_state import warn_of_unsaved
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkpoint.in_use import in_use
 from brainlib.checkpoint.options import NEVER
 from brainlib.common.logs import logger
@@ -34,6 +35,7 @@ from brainlib.data.transfer import on_device
 from brainlib.distributed.group import from_main
 from brainlib.ending import at_point, end_early, listen, put_back, see_to, take_back, to_end
 from brainlib.experiment import in_experiment
+from brainlib.experiment.folder import former_hyperparams
 from brainlib.fit_scope import FitScope, nothing
 from brainlib.onlooker import present
 from brainlib.profiling.ledger import Ledger
@@ -48,7 +50,7 @@ from brainlib.update.window import Window
 if TYPE_CHECKING:
     from brainlib.brain import Brain
 
-__all__ = ["numbered_fit", "open_data", "open_epochs", "replay_resumed", "settle_in"]
+__all__ = ["numbered_fit", "open_data", "open_epochs", "replay_resumed", "settle_in", "take_origin"]
 
 _NO_EPOCH = object()
 
@@ -179,6 +181,27 @@ def _profiling(brain: Brain) -> Iterator[None]:
         profiler.stop(error)
         raise
     profiler.stop()
+
+
+def take_origin(brain: Brain) -> None:
+    """Load what the run begins from. Where that is refused, name the file with the hyperparameters that it is of: this
+    start has put its own in their place.
+    """
+    try:
+        brain._state.origin.begin(brain.checkpointer, brain._state)
+    except DamagedCheckpointError:
+        raise
+    except CheckpointError as error:
+        newest = None if brain.checkpointer is None else brain.checkpointer.newest()
+        if newest is None or brain._experiment is None:
+            raise
+        former = former_hyperparams(brain._experiment, newest.time)
+        if former is None:
+            raise
+        raise CheckpointError(
+            f"{error}\n{former} is what {newest.path.name} was trained with; the hyperparams.yaml beside it is that of "
+            "this start. To go on with that run, start with the former; for another run, give a new folder"
+        ) from error
 
 
 def settle_in(brain: Brain) -> None:

@@ -25,7 +25,7 @@ from brainlib.announcements import (
 )
 from brainlib.attempt import logging_for
 from brainlib.brain_state import warn_of_unsaved
-from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.errors import CheckpointError, UnfitCheckpointError
 from brainlib.checkpoint.in_use import in_use
 from brainlib.checkpoint.options import NEVER
 from brainlib.common.logs import logger
@@ -189,17 +189,13 @@ def take_origin(brain: Brain) -> None:
     """
     try:
         brain._state.origin.begin(brain.checkpointer, brain._state)
-    except DamagedCheckpointError:
-        raise
-    except CheckpointError as error:
-        newest = None if brain.checkpointer is None else brain.checkpointer.newest()
-        if newest is None or brain._experiment is None:
-            raise
-        former = former_hyperparams(brain._experiment, newest.time)
+    except UnfitCheckpointError as error:
+        folder, of = brain._experiment, error.checkpoint
+        former = None if folder is None else former_hyperparams(folder, of.time)
         if former is None:
             raise
         raise CheckpointError(
-            f"{error}\n{former} is what {newest.path.name} was trained with; the hyperparams.yaml beside it is that of "
+            f"{error}\n{former} is what {of.path.name} was trained with; the hyperparams.yaml beside it is that of "
             "this start. To go on with that run, start with the former; for another run, give a new folder"
         ) from error
 

@@ -23,7 +23,7 @@ import torch
 from brainlib.checkpoint import manifest
 from brainlib.checkpoint.beside import Writer, settled
 from brainlib.checkpoint.copies import Copies
-from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError, UnfitCheckpointError
 from brainlib.checkpoint.held import Held
 from brainlib.checkpoint.hooks import (
     ClassHooks,
@@ -1364,11 +1364,12 @@ class Checkpointer:
                 lines.extend(f"{recoverable.told}: {problem}" for problem in problems)
             plan.append((recoverable, state))
         if lines:
-            raise CheckpointError(
+            raise UnfitCheckpointError(
                 f"{checkpoint.path} does not fit, so nothing was loaded:\n  "
                 + "\n  ".join(lines)
                 + "\nIs it another model's, or have the hyperparameters changed? (allow_partial_load and optional_load "
-                "let whole objects be missing)"
+                "let whole objects be missing)",
+                checkpoint,
             )
         _apply(checkpoint, plan, names)
         self._loaded = checkpoint

@@ -124,13 +124,10 @@ def load_for_evaluation(
     if choice == "last":
         max_key = min_key = None
     elif max_key is None and min_key is None:
-        if criterion is not None:
+        if criterion is not None and (choice == "best" or not _lacks(checkpointer, criterion[1])):
             max_key, min_key = (criterion[1], None) if criterion[0] == "max" else (None, criterion[1])
         elif choice == "best":
-            raise ValueError(
-                "checkpoint='best' needs a criterion, and none was declared: save with save_and_keep_only(..., "
-                "min_keys=[...]) or max_keys=[...], or give evaluate a max_key or min_key"
-            )
+            raise ValueError(_no_criterion(checkpointer))
     loaded = checkpointer.recover_if_possible(max_key=max_key, min_key=min_key)
     if loaded is not None:
         why = f"largest {max_key}" if max_key is not None else "newest"
@@ -140,6 +137,25 @@ def load_for_evaluation(
         raise ValueError(f"checkpoint={choice!r}: {_none_of(checkpointer, max_key or min_key)}")
     else:
         _take_current(checkpointer, state, f": {_none_of(checkpointer, max_key or min_key)}")
+
+
+def _no_criterion(checkpointer: Checkpointer) -> str:
+    if rules := checkpointer.best_of_snapshots:
+        told = " or ".join(f"{order}_key={key!r}" for order, key in rules)
+        return (
+            f"checkpoint='best' could mean several things, since Snapshots keep the best by {len(rules)} metrics: give "
+            f"evaluate {told} instead"
+        )
+    return (
+        "checkpoint='best' needs a criterion, and none was declared: save with save_and_keep_only(..., "
+        "min_keys=[...]) or max_keys=[...], or with Snapshot(best=[...]), or give evaluate a max_key or min_key"
+    )
+
+
+def _lacks(checkpointer: Checkpointer, key: str) -> bool:
+    """Whether there are checkpoints and none has the metric: that of a Snapshot which was never due."""
+    found = from_main(checkpointer.find_checkpoints)
+    return bool(found) and all(each.meta.get(key) is None for each in found)
 
 
 def _none_of(checkpointer: Checkpointer, key: str | None) -> str:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from brainlib.announcements import parameter_line, say_epoch
-from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
+from brainlib.arguments import Modules, check_arguments, check_fit_arguments, check_loader_options, seed_of
 from brainlib.attempt import logging_for
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
 from brainlib.brain_state import MID_EPOCH_VALIDATION, NUM_SNAPSHOTS, BrainState
@@ -56,14 +56,14 @@ from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, preserved_generators
 from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
-from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in
+from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in, take_origin
 from brainlib.stopping.endings import Interrupted
 from brainlib.stopping.signals import Signals
 from brainlib.triggers import Trigger
 from brainlib.update.fused import make_fused
 from brainlib.update.gradients import Gradients
 from brainlib.update.guard import DeviceGuard, HostGuard
-from brainlib.update.loss_check import check_loss
+from brainlib.update.loss_check import check_loss, tell_of_nothing
 from brainlib.update.loss_weight import ids_of, num_items
 from brainlib.update.optimizers import Optimizers
 from brainlib.update.parameter_groups import without_vector_decay
@@ -81,6 +81,16 @@ _MAY_BE_OVERRIDDEN = {"_compile", "_wrap_distributed", "_make_guard"}
 def _assigned_in(method: Any) -> set[str]:
     """The private attributes that a method names."""
     return {name for name in method.__code__.co_names if name.startswith("_") and not name.startswith("__")}
+
+
+def names_for_itself() -> set[str]:
+    """The private names that a subclass of Brain cannot have.
+
+    >>> "_fit_train" in names_for_itself(), "_compile" in names_for_itself()
+    (True, False)
+    """
+    ours = {name for name in vars(Brain) if name.startswith("_")} | _assigned_in(Brain.__init__)
+    return {name for name in ours - _MAY_BE_OVERRIDDEN if not name.endswith("__")}
 
 
 class Brain:
@@ -149,7 +159,7 @@ class Brain:
         self.evaluation_ctx = precision_of(self._options.eval_precision, self.device).context()
         set_matmul_precision(self._options.tf32)
         # What is trained
-        self.modules = torch.nn.ModuleDict(dict(modules or {})).to(self.device)
+        self.modules: torch.nn.ModuleDict = Modules(dict(modules or {})).to(self.device)
         if self._options.channels_last:
             to_channels_last(self.modules)
         self.opt_class = opt_class
@@ -208,10 +218,7 @@ class Brain:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that takes a private name of ours without meaning to."""
         super().__init_subclass__(**kwargs)
-        ours = {name for name in vars(Brain) if name.startswith("_")} | _assigned_in(Brain.__init__)
-        taken = sorted(
-            name for name in ours.intersection(vars(cls)) - _MAY_BE_OVERRIDDEN if not name.endswith("__")
-        )
+        taken = sorted(names_for_itself().intersection(vars(cls)))
         if taken:
             raise TypeError(
                 f"{cls.__name__} defines {quoted(taken)}, which Brain needs for itself: take another name"
@@ -257,7 +264,7 @@ class Brain:
         self._wrap_distributed()
         self.init_optimizers()
         self._fuse()
-        self._state.origin.begin(self.checkpointer, self._state)
+        take_origin(self)
         self._prepared = True  # only now: what an error or Ctrl-C broke off is done again by the next call
 
     def on_stage_start(self, stage: Stage, epoch: Any = None) -> None:
@@ -477,8 +484,7 @@ class Brain:
         with self.no_sync(not should_step):
             with self.training_ctx:
                 if self._ranks.step is None:
-                    outputs, carried = self.compute_forward(batch, Stage.TRAIN), None
-                    loss = self.compute_objectives(outputs, batch, Stage.TRAIN)
+                    (outputs, loss), carried = self._compute(batch), None
                 else:  # several ranks: the same two calls, inside what DDP wraps
                     outputs, loss, carried = self._ranks.forward(batch)
             weight = self._weight(batch, Stage.TRAIN)
@@ -638,7 +644,8 @@ class Brain:
             progressbar: whether to show a bar; None: unless ``noprogressbar`` is set.
             test_loader_kwargs: handed to `make_dataloader`.
             checkpoint: which weights: "best", "last", "current" or a path. By default those of the last criterion
-                that was declared in ``save_and_keep_only``, else of the newest checkpoint, else the current ones. A
+                that was declared (in ``save_and_keep_only``, or as the only ``best`` of the Snapshots), else of the
+                newest checkpoint, else the current ones. A
                 line says which.
 
         Returns:
@@ -716,8 +723,7 @@ class Brain:
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """Forward and loss of one batch; returns the loss, detached, on the device. Override it freely."""
         with self.evaluation_ctx:
-            outputs = self.compute_forward(batch, stage)
-            loss = self.compute_objectives(outputs, batch, stage)
+            _, loss = self._compute(batch, stage)
         return loss.detach()
 
     def predict(
@@ -1009,7 +1015,7 @@ class Brain:
                 f"many items the loss "
                 "is a mean over. Drop batches without items before they come here."
             )
-        if stage is Stage.TRAIN and self._scope.share.filled_at == self._scope.run.step:
+        if stage is Stage.TRAIN and 0 < self._scope.share.filled_at == self._scope.run.step:
             return 0.0  # this rank has no batch of its own in the last round, and only takes part
         return weight
 
@@ -1097,10 +1103,14 @@ class Brain:
         """All ranks begin with the main one's weights. The step is wrapped when an epoch starts, see `Ranks.wrap`."""
         self._ranks.share_weights(self.modules)
 
-    def _compute(self, batch: Any) -> tuple[Any, Tensor]:
-        """What DDP wraps."""
-        outputs = self.compute_forward(batch, Stage.TRAIN)
-        return outputs, self.compute_objectives(outputs, batch, Stage.TRAIN)
+    def _compute(self, batch: Any, stage: Stage = Stage.TRAIN) -> tuple[Any, Tensor]:
+        """Outputs and loss, by the user's two methods; what DDP wraps."""
+        outputs = self.compute_forward(batch, stage)
+        try:
+            return outputs, self.compute_objectives(outputs, batch, stage)
+        except Exception as error:
+            tell_of_nothing(outputs, error)
+            raise
 
     @contextmanager
     def _closing_epoch(self, epoch: Any, closing: bool) -> Iterator[None]:
@@ -1196,6 +1206,9 @@ class Brain:
             self.checkpointer.background = False
         checkpointer = self.checkpointer
         checkpointer.attach(self._state, world=self._world)
+        snapshots = [each for each in self._extensions if isinstance(each, Snapshot)]
+        rules = [(order, key) for snapshot in snapshots for key, order, _ in snapshot.best]
+        checkpointer.best_of_snapshots = list(dict.fromkeys(rules))
         self._ranks.busy = lambda: checkpointer.busy
 
     def _ledger_on(self, name: str) -> AbstractContextManager[None]:

@@ -387,8 +387,8 @@ def warn_of_unsaved(brain: Brain, checkpointer: Checkpointer) -> None:
     lost += [
         f"hparams.{key} ({type(value).__name__})"
         for key, value in vars(brain.hparams).items()
-        if has_state(value) and not any(value is each for each in saved) and not _covered(value, held)
-        if value is not checkpointer and value is not brain._outer.epoch_counter
+        if has_state(value) and not _covered(value, held)
+        if not any(value is each for each in (*saved, checkpointer, *_held_by(brain)))
     ]
     if lost:
         logger.warning(
@@ -396,6 +396,15 @@ def warn_of_unsaved(brain: Brain, checkpointer: Checkpointer) -> None:
             "objects attributes of the Brain, or register them with checkpointer.add_recoverable(name, object)",
             ", ".join(lost),
         )
+
+
+def _held_by(brain: Brain) -> list[Any]:
+    """What hangs on the Brain and looks after its own state, whatever key of hparams it stands under as well."""
+    extensions = list(brain._extensions)
+    inside = [
+        obj for each in extensions for _, obj in found_in(attributes_of(each))
+    ]  # a schedule, such as NewBob
+    return [*extensions, *inside, *brain.loggers, brain._profiler, brain._outer.epoch_counter]
 
 
 def _covered(value: Any, held: set[int]) -> bool:

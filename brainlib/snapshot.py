@@ -50,10 +50,12 @@ class Snapshot(Extension):
         trigger: when: ``(n, "epoch" | "step" | "seconds")``, or whatever else a trigger may be. At the end of an epoch
             it is after ``on_stage_end``.
         best: rules such as ``("WER", "min", 3)``: the metric, which end of it is best, and how many are kept. NaN and
-            a missing metric never win and never push another out; among equals the newest wins.
+            a missing metric never win and never push another out; among equals the newest wins. If it is the only
+            metric in the rules of all Snapshots, it is what "best" means, as in ``evaluate(checkpoint="best")``.
         keep_every: every so many snapshots one is kept for ever; 0: none.
         meta: a function of the Brain that returns the metrics to note beside a snapshot. By default, at the end of an
-            epoch, its number and ``train_loss`` and ``valid_loss``; nothing inside one.
+            epoch, its number and ``train_loss`` and ``valid_loss``; nothing inside one. In an hparams file,
+            ``!new:operator.attrgetter [metrics]`` gives what stands in ``self.metrics``, a dict.
         name: two Snapshots in one Brain need two names. The name is how one knows its own again after a restart.
         priority: below 0 by default, so that it saves what the other extensions have done.
 
@@ -145,7 +147,7 @@ class Snapshot(Extension):
         if saved is not None and not sound:
             saved.wait()
             for key, _, _ in self.best:
-                require_metric(key, self._own(checkpointer, "snapshot"))
+                require_metric(key, self._own(checkpointer, "snapshot"), _how(key))
             self._prune(checkpointer)
 
     def _look(
@@ -228,6 +230,14 @@ def _losses(brain: Any) -> dict[str, Any]:
     """At a closed epoch, what the trainer's own checkpoint of it would say."""
     run = brain.run_state
     return {} if run.step else {"epoch": run.epoch_start + run.epoch, **brain._scope.losses}
+
+
+def _how(key: str) -> str:
+    return (
+        "What log_stats is given goes to the loggers alone; the metrics of a snapshot are what its argument `meta`, a "
+        f"function of the Brain, returns: set self.metrics = {{{key!r}: ...}} in on_stage_end, and give "
+        "meta=lambda brain: brain.metrics, or in an hparams file meta: !new:operator.attrgetter [metrics]"
+    )
 
 
 def _anywhere(key: str, noted: Mapping[str, Any], own: Sequence[Checkpoint]) -> bool:

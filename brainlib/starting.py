@@ -25,6 +25,7 @@ from brainlib.announcements import (
 )
 from brainlib.attempt import logging_for
 from brainlib.brain_state import warn_of_unsaved
+from brainlib.checkpoint.errors import CheckpointError, UnfitCheckpointError
 from brainlib.checkpoint.in_use import in_use
 from brainlib.checkpoint.options import NEVER
 from brainlib.common.logs import logger
@@ -34,6 +35,7 @@ from brainlib.data.transfer import on_device
 from brainlib.distributed.group import from_main
 from brainlib.ending import at_point, end_early, listen, put_back, see_to, take_back, to_end
 from brainlib.experiment import in_experiment
+from brainlib.experiment.folder import former_hyperparams
 from brainlib.fit_scope import FitScope, nothing
 from brainlib.onlooker import present
 from brainlib.profiling.ledger import Ledger
@@ -48,7 +50,7 @@ from brainlib.update.window import Window
 if TYPE_CHECKING:
     from brainlib.brain import Brain
 
-__all__ = ["numbered_fit", "open_data", "open_epochs", "replay_resumed", "settle_in"]
+__all__ = ["numbered_fit", "open_data", "open_epochs", "replay_resumed", "settle_in", "take_origin"]
 
 _NO_EPOCH = object()
 
@@ -181,6 +183,23 @@ def _profiling(brain: Brain) -> Iterator[None]:
     profiler.stop()
 
 
+def take_origin(brain: Brain) -> None:
+    """Load what the run begins from. Where that is refused, name the file with the hyperparameters that it is of: this
+    start has put its own in their place.
+    """
+    try:
+        brain._state.origin.begin(brain.checkpointer, brain._state)
+    except UnfitCheckpointError as error:
+        folder, of = brain._experiment, error.checkpoint
+        former = None if folder is None else former_hyperparams(folder, of.time)
+        if former is None:
+            raise
+        raise CheckpointError(
+            f"{error}\n{former} is what {of.path.name} was trained with; the hyperparams.yaml beside it is that of "
+            "this start. To go on with that run, start with the former; for another run, give a new folder"
+        ) from error
+
+
 def settle_in(brain: Brain) -> None:
     """After on_fit_start: look at what it made and loaded, and say how this fit starts."""
     brain._custom_fit_batch = brain._overridden("fit_batch")
@@ -217,7 +236,7 @@ def settle_in(brain: Brain) -> None:
         )
     say_from_where(brain._scope.run, loaded, brain.checkpointer, brain._state.origin)
     brain._save_triggers = _make_save_triggers(brain)
-    if brain.checkpointer is not None:
+    if brain.checkpointer is not None and brain._world.is_main:
         warn_of_unsaved(brain, brain.checkpointer)
     if loaded is not None and brain.checkpointer is not None:
         say_what_differs(loaded, brain.checkpointer.environment())

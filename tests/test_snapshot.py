@@ -373,6 +373,63 @@ def test_a_misspelt_metric_is_told_after_the_weights_are_safe(tmp_path: Path) ->
     assert again.optimizer_step == 2
 
 
+def test_a_metric_that_was_only_logged_is_told_how_it_comes_into_a_checkpoint(tmp_path: Path) -> None:
+    class Logging(Regression):
+        def on_stage_end(self, stage: bl.Stage, stage_loss: float, epoch: int | None = None) -> None:
+            self.metrics = {"CER": 10.0 - (epoch or 0)}
+
+    yaml = "snapshot: !new:brainlib.snapshot.Snapshot\n    max_size: 0\n    best: [[CER, min, 1]]\n"
+    asked = "    meta: !new:operator.attrgetter [metrics]"
+    brain = run(tmp_path, bl.load_hyperpyyaml(yaml)["snapshot"], cls=Logging)
+    with pytest.raises(
+        CheckpointError, match="goes to the loggers alone; the metrics of a snapshot"
+    ) as error:
+        brain.fit(bl.EpochCounter(1), batches(4))
+    assert asked.strip() in str(error.value)
+    brain = run(tmp_path, bl.load_hyperpyyaml(yaml + asked)["snapshot"], cls=Logging)
+    brain.fit(bl.EpochCounter(3), batches(4))
+    assert brain.checkpointer.find_checkpoint(min_key="CER").meta == {"CER": 7.0}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_only_metric_of_the_rules_is_what_best_means(
+    again: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = iter([3.0, 1.0, 2.0])
+    rules: dict[str, Any] = {"best": [("WER", "min", 1)], "meta": lambda brain: {"WER": next(values)}}
+    brain = run(tmp_path, Snapshot(**rules), Snapshot(1, name="often"))
+    brain.fit(bl.EpochCounter(3), batches(4))
+    if again:
+        brain = run(tmp_path)
+    caplog.set_level(logging.INFO, "brainlib")
+    best = brain.checkpointer.find_checkpoint(min_key="WER")
+    for choice in ("best", None):
+        caplog.clear()
+        brain.evaluate(batches(2), checkpoint=choice)
+        assert f"{best.path} (smallest WER)" in caplog.text
+    assert best.criterion == ("min", "WER"), "as `ckpt show` tells it"
+
+
+def test_several_metrics_in_the_rules_are_named_where_best_is_asked_for(tmp_path: Path) -> None:
+    snapshots = [
+        Snapshot(best=[("train_loss", "min", 1)]),
+        Snapshot(best=[("epoch", "max", 2)], name="other"),
+    ]
+    brain = run(tmp_path, *snapshots)
+    brain.fit(bl.EpochCounter(1), batches(4))
+    with pytest.raises(ValueError, match="give evaluate min_key='train_loss' or max_key='epoch' instead"):
+        brain.evaluate(batches(2), checkpoint="best")
+    brain.evaluate(batches(2))  # of the newest
+
+
+def test_by_default_the_newest_where_no_snapshot_was_due(tmp_path: Path) -> None:
+    brain = run(tmp_path, Snapshot(best=[("WER", "min", 1)], trigger=(9, "epoch")))
+    brain.fit(bl.EpochCounter(1), batches(4))
+    brain.evaluate(batches(2))
+    with pytest.raises(CheckpointError, match="no checkpoint has the metric 'WER'"):
+        brain.evaluate(batches(2), checkpoint="best")
+
+
 def test_a_metric_that_is_a_word_is_told_after_the_weights_are_safe(tmp_path: Path) -> None:
     snapshot = Snapshot(0, best=[("loss", "min", 1)], meta=lambda brain: {"loss": "low"})
     with pytest.raises(CheckpointError, match="is 'low'; only numbers can be compared"):

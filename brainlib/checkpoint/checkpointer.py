@@ -23,7 +23,7 @@ import torch
 from brainlib.checkpoint import manifest
 from brainlib.checkpoint.beside import Writer, settled
 from brainlib.checkpoint.copies import Copies
-from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError, UnfitCheckpointError
 from brainlib.checkpoint.held import Held
 from brainlib.checkpoint.hooks import (
     ClassHooks,
@@ -203,7 +203,8 @@ class Checkpointer:
         )
         self._copies = Copies()
         self._weights_only = False
-        self._criterion: tuple[str, str] | None = None
+        self._criterion: tuple[str, str] | None = None  # of save_and_keep_only
+        self.best_of_snapshots: Sequence[tuple[str, str]] = ()  # by what those of the Brain keep the best
         self._failed_saves = self._failed_in_a_row = 0
         self._said: set[str] = set()
         for name, load_hook in self._load_hooks.items():
@@ -411,7 +412,7 @@ class Checkpointer:
         ...     checkpointer.save_checkpoint({"epoch": 3}, name="before-fine-tuning").wait().path.name
         'CKPT+before-fine-tuning'
         """
-        return self._save(meta, end_of_epoch, name, verbosity, reason, self._criterion, snapshot).told
+        return self._save(meta, end_of_epoch, name, verbosity, reason, self.criterion, snapshot).told
 
     def wait(self) -> None:
         """Returns when the last save is on the disk, complete, and what it let go is gone; at once when that is so.
@@ -470,7 +471,7 @@ class Checkpointer:
             raise CheckpointError(f"on_error is {on_error!r}; it is 'raise' or 'warn'")
         try:
             save = self._save(
-                meta, end_of_epoch, None, logging.INFO, reason, self._criterion, snapshot, on_error, going
+                meta, end_of_epoch, None, logging.INFO, reason, self.criterion, snapshot, on_error, going
             )
         except (OSError, CheckpointError) as error:
             if on_error == "raise":
@@ -554,9 +555,10 @@ class Checkpointer:
                 trouble.append(error)
                 return []
 
-        criterion = declared or self._criterion
-        saved = self._save(meta, end_of_epoch, name, verbosity, "user", criterion, going=going).told
-        self._criterion = criterion
+        saved = self._save(
+            meta, end_of_epoch, name, verbosity, "user", declared or self.criterion, going=going
+        ).told
+        self._criterion = declared or self._criterion
         if trouble:
             self.wait()
             raise trouble[0]
@@ -939,11 +941,16 @@ class Checkpointer:
 
     @property
     def criterion(self) -> tuple[Literal["min", "max"], str] | None:
-        """What this object was last told that "best" means; `declared_criterion` also asks the checkpoints."""
-        return _as_criterion(self._criterion)
+        """What this object knows that "best" means; `declared_criterion` also asks the checkpoints.
+
+        That is what the last `save_and_keep_only` named, else the one metric by which Snapshots keep the best.
+        """
+        only = self.best_of_snapshots[0] if len(self.best_of_snapshots) == 1 else None
+        return _as_criterion(self._criterion or only)
 
     def declared_criterion(self) -> tuple[Literal["min", "max"], str] | None:
-        """What "best" means: the metric of the last `save_and_keep_only` that named one, also after a restart.
+        """What "best" means: the metric of the last `save_and_keep_only` that named one, or the only one of the
+        rules `best` of all Snapshots; also after a restart.
 
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     checkpointer = Checkpointer(folder, {"model": torch.nn.Linear(2, 1)})
@@ -951,7 +958,7 @@ class Checkpointer:
         ...     Checkpointer(folder).declared_criterion()
         ('min', 'WER')
         """
-        told = self._criterion or next((c.criterion for c in self.list_checkpoints() if c.criterion), None)
+        told = self.criterion or next((c.criterion for c in self.list_checkpoints() if c.criterion), None)
         return _as_criterion(told)
 
     @staticmethod
@@ -1357,11 +1364,12 @@ class Checkpointer:
                 lines.extend(f"{recoverable.told}: {problem}" for problem in problems)
             plan.append((recoverable, state))
         if lines:
-            raise CheckpointError(
+            raise UnfitCheckpointError(
                 f"{checkpoint.path} does not fit, so nothing was loaded:\n  "
                 + "\n  ".join(lines)
                 + "\nIs it another model's, or have the hyperparameters changed? (allow_partial_load and optional_load "
-                "let whole objects be missing)"
+                "let whole objects be missing)",
+                checkpoint,
             )
         _apply(checkpoint, plan, names)
         self._loaded = checkpoint

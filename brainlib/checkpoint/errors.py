@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DamagedCheckpointError"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from brainlib.checkpoint.manifest import Checkpoint
+
+__all__ = ["CheckpointError", "DamagedCheckpointError", "UnfitCheckpointError"]
 
 
 class CheckpointError(ValueError):
@@ -25,3 +30,15 @@ class DamagedCheckpointError(CheckpointError):
     >>> issubclass(DamagedCheckpointError, CheckpointError)
     True
     """
+
+
+class UnfitCheckpointError(CheckpointError):
+    """A whole `checkpoint` that is of other objects than those here; nothing of it was loaded.
+
+    >>> issubclass(UnfitCheckpointError, CheckpointError)
+    True
+    """
+
+    def __init__(self, message: str, checkpoint: Checkpoint) -> None:
+        super().__init__(message)
+        self.checkpoint = checkpoint

@@ -162,8 +162,13 @@ def known_metrics(checkpoints: Iterable[Ranked]) -> list[str]:
     )
 
 
-def require_metric(key: str, checkpoints: Sequence[Ranked]) -> None:
+def require_metric(key: str, checkpoints: Sequence[Ranked], how: str = "") -> None:
     """Raises when none of the checkpoints has the metric; that is a slip of the pen, not a reason to find nothing.
+
+    Args:
+        key: The metric's name.
+        checkpoints: Those in question.
+        how: A sentence on how a metric would come into them.
 
     Raises:
         CheckpointError: It lists the metrics there are.
@@ -177,6 +182,7 @@ def require_metric(key: str, checkpoints: Sequence[Ranked]) -> None:
         there = known_metrics(checkpoints)
         raise CheckpointError(
             f"no checkpoint has the metric {key!r}. Those there are: {quoted(there)}.{nearest(key, there)}"
+            f"{' ' * bool(how)}{how}"
         )
 
 

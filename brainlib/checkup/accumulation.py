@@ -3,17 +3,21 @@
 An update over several batches is Σ wᵢ∇lᵢ / Σ wᵢ, with the weights of `loss_weight`. It is that of the batch uncut if
 the loss is a mean over as many items as `loss_weight` says, and if the loss of an item depends on that item alone.
 Gradients are compared and not updates, since the first update of Adam is the same for a gradient of any length.
+
+Where a batch is padded, the parts are compared twice if they differ: padded to their own longest sample, and as the
+whole is. If they agree then, padding counts, and `loss_weight` has nothing to do with it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from brainlib.checkup.batches import CannotBeSplitError, split
+from brainlib.checkup.batches import CannotBeSplitError, is_padded, split
 from brainlib.checkup.digests import Digests
 from brainlib.seeding import generator_states
 from brainlib.stage import Stage
@@ -59,39 +63,39 @@ def _not_compared(why: str) -> dict[str, Any]:
 
 
 def _compare(brain: Any, batch: Any, stage: Stage) -> dict[str, Any]:
-    one, other = split(batch)
     parameters = [param for param in brain.modules.parameters() if param.requires_grad]
     if not parameters:
         raise _CannotCompareError("no parameter of its modules is trained")
     before = Digests().of(generator_states())
     whole, again = _gradient(brain, batch, stage, parameters), _gradient(brain, batch, stage, parameters)
-    first, rest = _gradient(brain, one, stage, parameters), _gradient(brain, other, stage, parameters)
+    first, rest = (_gradient(brain, part, stage, parameters) for part in split(batch))
     if Digests().of(generator_states()) != before or not _equal(whole.gradients, again.gradients):
         raise _CannotCompareError(
             "what compute_forward or compute_objectives gives is drawn at random, also in eval mode"
         )
     coarse = brain._options.precision != "fp32" or brain.device.type != "cpu"
     tolerance = COARSE if coarse else TOLERANCE
+    found = {"weights": [first.weight, rest.weight], "stage": stage.name}
+    difference, padded = None, is_padded(batch)
+    if padded:
+        difference = _difference(whole, first, rest)
+        if difference <= tolerance:
+            return {"result": "same", "why": "", "difference": difference, **found}
+        # With the padding of the whole batch in its parts, what still differs comes from something else.
+        first, rest = (_gradient(brain, part, stage, parameters) for part in split(batch, trim=False))
     if _mixes(whole.outputs, first.outputs, rest.outputs, tolerance):
         raise _CannotCompareError(
             "what compute_forward gives for a sample depends on the other samples of its batch"
         )
-    total = first.weight + rest.weight
-    summed = [
-        (a * first.weight + b * rest.weight) / total
-        for a, b in zip(first.gradients, rest.gradients, strict=True)
-    ]
-    length = max(_norm(whole.gradients), _norm(summed))
-    if not length > 0 or not math.isfinite(length):
-        raise _CannotCompareError(f"the gradient has the length {length}")
-    difference = _norm([a - b for a, b in zip(whole.gradients, summed, strict=True)]) / length
-    weights = [first.weight, rest.weight]
+    alike = _difference(whole, first, rest)
+    why = "padding" if padded else ""
+    if alike > tolerance:
+        why = _cause(whole, first, rest, tolerance)
     return {
-        "result": "same" if difference <= tolerance else "differs",
-        "why": "" if difference <= tolerance else _cause(whole, first, rest, tolerance),
-        "difference": difference,
-        "weights": weights,
-        "stage": stage.name,
+        "result": "differs" if padded or alike > tolerance else "same",
+        "why": why,
+        "difference": alike if difference is None else difference,
+        **found,
     }
 
 
@@ -114,6 +118,21 @@ def _gradient(brain: Any, batch: Any, stage: Stage, parameters: list[Tensor]) ->
     return _Gradient(float(loss.detach()), float(brain._weight(batch, stage)), outputs, gradients)
 
 
+def _difference(whole: _Gradient, first: _Gradient, rest: _Gradient) -> float:
+    """How far the gradient of the whole is from that of its parts, as a part of its length."""
+    total = first.weight + rest.weight
+    summed = [
+        (a * first.weight + b * rest.weight) / total
+        for a, b in zip(first.gradients, rest.gradients, strict=True)
+    ]
+    lengths = _norm(whole.gradients), _norm(summed)
+    if not all(map(math.isfinite, lengths)) or not max(lengths):
+        raise _CannotCompareError(
+            f"the gradient has the length {lengths[0]:g}, and that of the parts {lengths[1]:g}"
+        )
+    return _norm([a - b for a, b in zip(whole.gradients, summed, strict=True)]) / max(lengths)
+
+
 def _norm(gradients: list[Tensor]) -> float:
     return math.sqrt(sum(float(each.double().pow(2).sum()) for each in gradients))
 
@@ -123,10 +142,26 @@ def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def _mixes(whole: Any, first: Any, rest: Any, tolerance: float) -> bool:
-    """Whether outputs that are one tensor show that samples see each other."""
-    if not (isinstance(whole, Tensor) and isinstance(first, Tensor) and isinstance(rest, Tensor)):
-        return False
-    if not whole.dim() or whole.shape[1:] != first.shape[1:] or whole.shape[1:] != rest.shape[1:]:
+    """Whether outputs show that samples see each other."""
+    outputs = zip(_computed(whole), _computed(first), _computed(rest), strict=False)
+    return any(_differ(*each, tolerance) for each in outputs)
+
+
+def _computed(outputs: Any) -> list[Tensor]:
+    """The tensors among outputs that the modules have computed. Lengths, which are given back beside them, are parts of
+    the longest, and so are others in another batch.
+    """
+    if isinstance(outputs, Tensor):
+        return [outputs] if outputs.requires_grad and outputs.dim() else []
+    if isinstance(outputs, Mapping):
+        outputs = outputs.values()
+    elif not isinstance(outputs, (list, tuple)):
+        return []
+    return [tensor for each in outputs for tensor in _computed(each)]
+
+
+def _differ(whole: Tensor, first: Tensor, rest: Tensor, tolerance: float) -> bool:
+    if whole.shape[1:] != first.shape[1:] or whole.shape[1:] != rest.shape[1:]:
         return False
     if len(whole) != len(first) + len(rest):
         return False

@@ -13,7 +13,7 @@ from brainlib.common.counted import counted
 from brainlib.data.padded_batch import PaddedBatch, PaddedData
 from brainlib.update.loss_weight import num_items
 
-__all__ = ["contents", "ids", "split"]
+__all__ = ["contents", "ids", "is_padded", "split"]
 
 _MOST_ROWS = 4096
 
@@ -79,8 +79,25 @@ class CannotBeSplitError(ValueError):
     """A batch of which it cannot be told where one sample ends and the next begins."""
 
 
-def split(batch: Any) -> tuple[Any, Any]:
+def is_padded(batch: Any) -> bool:
+    """Whether it is known of some of its samples that they are filled up to the length of the longest.
+
+    >>> import torch
+    >>> is_padded(PaddedBatch([{"x": torch.ones(2)}, {"x": torch.ones(3)}])), is_padded({"x": torch.ones(2, 3)})
+    (True, False)
+    """
+    if not isinstance(batch, PaddedBatch):
+        return False
+    return any(isinstance(each, PaddedData) and len(set(each.num)) > 1 for each in batch)
+
+
+def split(batch: Any, trim: bool = True) -> tuple[Any, Any]:
     """A batch in two: the first third of its samples, and the others.
+
+    Args:
+        batch: what a loader gives.
+        trim: whether the parts of a `PaddedBatch` are padded to their own longest sample, as a loader would have it;
+            else as the whole is.
 
     Raises:
         CannotBeSplitError: it has one sample, or holds something of which it cannot be told what belongs to a sample.
@@ -97,7 +114,7 @@ def split(batch: Any) -> tuple[Any, Any]:
         raise CannotBeSplitError("a batch holds one sample")
     size, first = int(size), max(1, int(size) // 3)
     if isinstance(batch, PaddedBatch):
-        return batch.part(slice(0, first)), batch.part(slice(first, size))
+        return batch.part(slice(0, first), trim), batch.part(slice(first, size), trim)
     return _part(batch, size, slice(0, first), ""), _part(batch, size, slice(first, size), "")
 
 

@@ -187,8 +187,19 @@ def failed_resume(cut: Place, error: str) -> Finding:
 def not_split(result: dict[str, Any]) -> Finding:
     """A batch and its parts give other gradients."""
     one, other = (f"{each:g}" for each in result["weights"])
-    why = result["why"]
-    if why == "sum":
+    why, suspects = result["why"], ("loss_weight", "compute_objectives")
+    if why == "padding":
+        suspects = ("compute_forward", "compute_objectives")
+        cause = (
+            "padding counts: the same parts give the gradient of the whole if they are padded as it is, to its longest "
+            "sample, and another one if they are padded to their own. What was filled up is taken for data (in a mean "
+            "over time, as the last frame, by a layer that is not told the lengths, or in the loss)"
+        )
+        todo = (
+            "use the lengths of the batch, .mask(), .num_entries or .lengths of what is padded: take means over what "
+            "is there, tell layers the lengths, and leave the rest out of the loss. loss_weight is not the cause"
+        )
+    elif why == "sum":
         cause = (
             "compute_objectives returns a sum over the batch: the losses of the parts add up to that of the whole. "
             "loss_weight says how many items the loss is a mean over"
@@ -220,7 +231,7 @@ def not_split(result: dict[str, Any]) -> Finding:
         f"that differ by {result['difference']:.2g} of their length: an update depends on how the samples are split",
         cause,
         todo,
-        ("loss_weight", "compute_objectives"),
+        suspects,
     )
 
 

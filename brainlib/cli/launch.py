@@ -24,8 +24,9 @@ def add_to(rooms: Any) -> None:
         "end, and the summary names it. Everything behind SCRIPT is the script's.",
     )
     parser.add_argument(
-        "-n", "--nprocs", type=int, default=2, metavar="N", help="how many processes (default: 2)"
-    )
+        "-n", "--nprocs", "--nproc_per_node", "--nproc-per-node", type=int, default=2, metavar="N",
+        help="how many processes (default: 2); --nproc_per_node is torchrun's word for it",
+    )  # fmt: skip
     parser.add_argument("--devices", metavar="0,1", help="numbers of the GPUs (default: the first ones)")
     parser.add_argument(
         "--log_dir",

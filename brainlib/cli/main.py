@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from brainlib.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from brainlib.checkup.report import CheckupError
@@ -21,6 +24,16 @@ __all__ = ["DAMAGED", "UNABLE", "main"]
 
 DAMAGED = 1
 UNABLE = 2  # as argparse has it
+
+
+class _Parser(argparse.ArgumentParser):
+    """Of the commands, too: a word that one of them does not know is answered with the usage of that one."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        known, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ...     main(["ckpt", "show", folder + "/nothing"])
     2
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="brainlib",
         description="Look after training runs: start them in several processes, read what they have written, and see "
         "whether they hold what is promised.",
@@ -47,7 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         with _quiet():
-            return int(given.run(given))
+            status = int(given.run(given))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read what is printed has gone, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends
+        return 128 + signal.SIGPIPE
     except DamagedCheckpointError as error:
         print(f"brainlib: {error}", file=sys.stderr)
         return DAMAGED

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from brainlib.brain import names_for_itself
 from brainlib.config.aliases import SPEECHBRAIN, aliases_of
 
 __all__ = ["PortReport", "port"]
@@ -28,6 +30,7 @@ _TRAINER = frozenset(
         "speechbrain.utils.metric_stats",
     )
 )
+_BRAINS = frozenset({"speechbrain.Brain", "speechbrain.core.Brain"})
 _PACKAGES = frozenset({"speechbrain", "speechbrain.utils", "speechbrain.dataio", "speechbrain.nnet"})
 
 # What a word in a script or a file says about what will be different. docs/porting.md has the reasons.
@@ -50,6 +53,8 @@ _DIFFERS = {
     "FileTrainLogger": "where it is given train_log.txt of the experiment's folder, what brainlib says goes to log.txt",
     "NewBobScheduler": "a metric that is not finite counts as no improvement",
     "max_grad_norm": "null switches clipping off, and so does a negative number; theirs turns gradients round",
+    "torch.manual_seed": "it seeds torch alone, and what numpy and random draw is another at each start; "
+    "brainlib.seed_everything seeds all three",
 }
 
 
@@ -63,6 +68,7 @@ class PortReport:
         kept: what stays speechbrain's, by line.
         differs: what carries over and is different on purpose, by line.
         left: what could not be changed, by line.
+        looked_up: whether speechbrain is installed, so that what stays is known to be there.
 
     >>> print(PortReport("", carried=[(1, "speechbrain.core.Brain")]))
     carries over
@@ -74,12 +80,25 @@ class PortReport:
     kept: list[tuple[int, str]] = field(default_factory=list)
     differs: list[tuple[int, str]] = field(default_factory=list)
     left: list[tuple[int, str]] = field(default_factory=list)
+    looked_up: bool = True
+
+    def keep(self, line: int, name: str, spelled: str = "") -> None:
+        """What stays speechbrain's, or is left where the installed one does not have it."""
+        missing = _missing(name) if self.looked_up else None
+        if missing is None:
+            self.kept.append((line, spelled or name))
+        else:
+            self.left.append((line, f"{spelled or name}: the installed speechbrain has no {missing}"))
 
     def __str__(self) -> str:
         lines: list[str] = []
         for title, found in (
             ("carries over", self.carried),
-            ("stays speechbrain's, which has to be installed", self.kept),
+            (
+                "stays speechbrain's, which has to be installed"
+                + (" (it is not here, so whether it has these was not looked up)" * (not self.looked_up)),
+                self.kept,
+            ),
             ("differs on purpose", self.differs),
             ("could not be changed", self.left),
         ):
@@ -96,6 +115,8 @@ class PortReport:
 def port(text: str, path: str = "train.py") -> PortReport:
     r"""See what of a file carries over, and change its imports.
 
+    What stays speechbrain's is looked up in the files of an installed one.
+
     Args:
         text: the file.
         path: its name: a ``.yaml`` is an hparams file, whose tags are listed, all else is Python.
@@ -104,10 +125,11 @@ def port(text: str, path: str = "train.py") -> PortReport:
         ValueError: it is no Python.
 
     >>> print(port("import speechbrain as sb\nclass B(sb.Brain): pass\nloss = sb.nnet.losses.nll_loss\n"))
+    ... # doctest: +ELLIPSIS
     carries over
       line 1: import speechbrain as sb
       line 2: speechbrain.Brain
-    stays speechbrain's, which has to be installed
+    stays speechbrain's, which has to be installed...
       line 3: speechbrain.nnet.losses.nll_loss
     """
     if Path(path).suffix in (".yaml", ".yml"):
@@ -123,9 +145,10 @@ class _Porting:
     """One pass over a script: imports, then what stands behind the names they gave."""
 
     def __init__(self, text: str, tree: ast.Module) -> None:
-        self.report = PortReport(text)
+        self.report = PortReport(text, looked_up=_installed() is not None)
         self._names: dict[str, str] = {}  # of a module, by the name it goes by in the script
-        self._changes: list[tuple[ast.stmt, str]] = []
+        self._brains: set[str] = set()  # names of Brain and of the script's own classes made from it
+        self._changes: list[tuple[ast.stmt, str, str]] = []
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._import(node)
@@ -135,6 +158,8 @@ class _Porting:
             self._use(node, name)
         for node in ast.walk(tree):
             self._told(node)
+            if isinstance(node, ast.ClassDef):
+                self._class(node)
         self._write()
 
     def _import(self, node: ast.Import) -> None:
@@ -150,7 +175,7 @@ class _Porting:
         elif alias.asname and (alias.name in SPEECHBRAIN or alias.name in _PACKAGES):
             self._change(node, f"import {_OURS}{alias.name} as {alias.asname}")
         elif alias.asname:
-            self.report.kept.append((node.lineno, spelled))
+            self.report.keep(node.lineno, alias.name, spelled)
         else:
             self.report.left.append(
                 (node.lineno, f"{spelled}: it makes the name speechbrain the real one; write `import ... as`")
@@ -175,6 +200,8 @@ class _Porting:
         theirs: list[ast.alias] = []
         for each in node.names:
             full = f"{module}.{each.name}"
+            if full in _BRAINS:
+                self._brains.add(each.asname or each.name)
             if each.name == "*":
                 self.report.left.append((node.lineno, f"{ast.unparse(node)}: name what you use"))
                 return
@@ -189,11 +216,11 @@ class _Porting:
                 )
                 theirs.append(each)
             else:
-                self.report.kept.append((node.lineno, full))
+                self.report.keep(node.lineno, full)
                 theirs.append(each)
         if ours:
             parts = [_from(f"{_OURS}{module}", ours)] + ([_from(module, theirs)] if theirs else [])
-            self._change(node, ("\n" + " " * node.col_offset).join(parts))
+            self._change(node, ("\n" + " " * node.col_offset).join(parts), _from(module, ours))
 
     def _use(self, node: ast.AST, name: str) -> None:
         """What a dotted name stands for, and whether brainlib has it."""
@@ -215,7 +242,30 @@ class _Porting:
                 else:
                     break
                 return
-        self.report.kept.append((line, full))
+        self.report.keep(line, full)
+
+    def _class(self, node: ast.ClassDef) -> None:
+        """What a Brain of the script defines that ours cannot do without."""
+        if not any(self._is_brain(base) for base in node.bases):
+            return
+        self._brains.add(node.name)
+        for each in node.body:
+            targets = [each.target] if isinstance(each, ast.AnnAssign) else getattr(each, "targets", [])
+            for name in [getattr(each, "name", None), *map(_last_of, targets)]:
+                if name in names_for_itself():
+                    self.report.left.append(
+                        (
+                            each.lineno,
+                            f"{node.name}.{name}: Brain needs this name for itself, and refuses a class that defines "
+                            "it: take another name, or do in a hook or in fit_batch what it does",
+                        )
+                    )
+
+    def _is_brain(self, base: ast.expr) -> bool:
+        if isinstance(base, ast.Name):
+            return base.id in self._brains
+        first, _, rest = ast.unparse(base).partition(".")
+        return f"{self._names.get(first)}.{rest}" in _BRAINS
 
     def _told(self, node: ast.AST) -> None:
         name = line = None
@@ -241,16 +291,18 @@ class _Porting:
             self.report.differs.append(
                 (node.lineno, "train_sampler: every sampler is told the epoch; not needed")
             )
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.manual_seed":
+            name = "torch.manual_seed"
         if name in _DIFFERS and line is not None:
             self.report.differs.append((line, f"{name}: {_DIFFERS[name]}"))
 
-    def _change(self, node: ast.stmt, to: str) -> None:
-        self.report.carried.append((node.lineno, ast.unparse(node)))
-        self._changes.append((node, to))
+    def _change(self, node: ast.stmt, to: str, what: str = "") -> None:
+        """Note a statement, and `what` of it carries over: all of it by default."""
+        self._changes.append((node, to, what or ast.unparse(node)))
 
     def _write(self) -> None:
         lines = self.report.text.splitlines(keepends=True)
-        for node, to in sorted(self._changes, key=lambda each: -each[0].lineno):
+        for node, to, what in sorted(self._changes, key=lambda each: -each[0].lineno):
             first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
             before = lines[first].encode()[: node.col_offset].decode()
             behind = lines[last].encode()[node.end_col_offset :].decode()
@@ -258,6 +310,7 @@ class _Porting:
                 self.report.left.append((node.lineno, f"{ast.unparse(node)}: give it a line of its own"))
                 continue
             lines[first : last + 1] = [before + to + behind]
+            self.report.carried.append((node.lineno, what))
         self.report.text = "".join(lines)
 
 
@@ -288,11 +341,53 @@ def _chains(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
                 yield node, ".".join([below.id, *reversed(parts)])
 
 
+def _installed() -> Path | None:
+    """The folder of the installed speechbrain; nothing of it is imported."""
+    found = importlib.util.find_spec(_PACKAGE)
+    places = list(found.submodule_search_locations or []) if found is not None else []
+    return Path(places[0]) if places else None
+
+
+def _missing(name: str) -> str | None:
+    """The first part of a dotted name of speechbrain's for which its files have no module and no name."""
+    place = _installed()
+    assert place is not None
+    parts = name.split(".")
+    for number, part in enumerate(parts[1:], 2):
+        if (place / part / "__init__.py").is_file():
+            place = place / part
+        elif (place / f"{part}.py").is_file():
+            place = place / f"{part}.py"
+        else:
+            file = place / "__init__.py" if place.is_dir() else place
+            return None if part in _names_in(file) else ".".join(parts[:number])
+    return None
+
+
+class _Anything:
+    def __contains__(self, name: str) -> bool:
+        return True
+
+
+def _names_in(file: Path) -> set[str] | _Anything:
+    """What a module may hold: every name that it defines, imports or assigns; anything, where it makes them itself."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(each.asname or each.name.partition(".")[0] for each in node.names)
+    return _Anything() if names & {"*", "__getattr__"} else names
+
+
 _TAG = re.compile(r"!(?:new|name|apply|applyref|module):(speechbrain(?:\.\w+)*)")
 
 
 def _port_hparams(text: str) -> PortReport:
-    report = PortReport(text)
+    report = PortReport(text, looked_up=_installed() is not None)
     known = aliases_of("speechbrain") or {}
     for number, line in enumerate(text.splitlines(), 1):
         code = line.partition(" #")[0] if not line.lstrip().startswith("#") else ""
@@ -307,7 +402,9 @@ def _port_hparams(text: str) -> PortReport:
                     (number, f"{name} is not there: docs/porting.md says what there is instead")
                 )
             else:
-                report.kept.append((number, name))
+                report.keep(number, name)
+        if "!apply:torch.manual_seed" in code:
+            report.differs.append((number, f"torch.manual_seed: {_DIFFERS['torch.manual_seed']}"))
         key = code.strip().partition(":")[0]
         if key in ("max_grad_norm",):
             report.differs.append((number, f"{key}: {_DIFFERS[key]}"))

@@ -90,7 +90,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> tuple[str, CommandLine
             if not files
             else f"There is one hparams file, not {len(files)}: {files}"
         )
-        raise ValueError(f"{problem}. A list of values goes after the file. {_usage()}")
+        lists = len(files) > 1 or any(all_options()[name].is_list for name in options)
+        hint = "A list of values goes after the file. " * lists
+        raise ValueError(f"{problem}. {hint}{_usage()}")
     return files[0], options, TypedOverrides(overrides, {name: _key(name) for name in overrides})
 
 

@@ -60,14 +60,18 @@ class PaddedData:
         times = torch.arange(self.data.shape[1], device=self.data.device)
         return times < self.num_entries.unsqueeze(1)
 
-    def part(self, place: slice) -> PaddedData:
-        """Some of them, padded to the longest of these.
+    def part(self, place: slice, trim: bool = True) -> PaddedData:
+        """Some of them, padded to the longest of these; or left as they are, with their lengths, without `trim`.
 
         >>> PaddedData.of([torch.ones(2), torch.ones(4)]).part(slice(0, 1)).data.shape
         torch.Size([1, 2])
         """
         num = self.num[place]
-        return PaddedData(self.data[place, : max(num, default=0)], num)
+        if trim:
+            return PaddedData(self.data[place, : max(num, default=0)], num)
+        part = PaddedData(self.data[place], num)
+        part._lengths = self.lengths[place]
+        return part
 
     def __iter__(self) -> Iterator[Tensor]:
         yield self.data
@@ -223,8 +227,8 @@ class PaddedBatch:
         """The keys, in order."""
         return list(self._values)
 
-    def part(self, place: slice) -> PaddedBatch:
-        """Some of its items as a batch of their own.
+    def part(self, place: slice, trim: bool = True) -> PaddedBatch:
+        """Some of its items as a batch of their own; without `trim`, padded as they are now.
 
         >>> batch = PaddedBatch([{"id": "a", "x": torch.ones(1)}, {"id": "b", "x": torch.ones(3)}])
         >>> batch.part(slice(0, 1)).x.data
@@ -233,7 +237,7 @@ class PaddedBatch:
         other = PaddedBatch.__new__(PaddedBatch)
         other._prepared = self._prepared
         other._values = {
-            key: value.part(place) if isinstance(value, PaddedData) else value[place]
+            key: value.part(place, trim) if isinstance(value, PaddedData) else value[place]
             for key, value in self._values.items()
         }
         other.batchsize = len(range(self.batchsize)[place])

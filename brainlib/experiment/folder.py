@@ -19,7 +19,7 @@ from brainlib.common.notebook import shell
 from brainlib.common.plain import to_json
 from brainlib.distributed.world import if_main_process
 
-__all__ = ["describe_experiment", "script_source", "write_results"]
+__all__ = ["describe_experiment", "former_hyperparams", "script_source", "write_results"]
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -54,6 +54,29 @@ def describe_experiment(
         _write_keeping_former(folder / "train.py", script)
     if environment:
         _write_keeping_former(folder / "env.txt", _environment())
+
+
+def former_hyperparams(folder: PathLike, seconds: float) -> Path | None:
+    """The file with the hyperparameters of a moment, where another has taken its place since then.
+
+    Args:
+        folder: the folder of the experiment.
+        seconds: the moment, in seconds since 1970. Files are known by when they were written, so that of a copied
+            folder nothing is said.
+
+    Example:
+        >>> import tempfile, time
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     describe_experiment(folder, "lr: 0.1", environment=False)
+        ...     os.utime(Path(folder, "hyperparams.yaml"), (1e9, 1e9))
+        ...     describe_experiment(folder, "lr: 0.2", environment=False)
+        ...     former_hyperparams(folder, 2e9) is None, former_hyperparams(folder, 1.1e9).name
+        (True, 'hyperparams.1.yaml')
+    """
+    current = Path(folder) / "hyperparams.yaml"
+    written = {path: path.stat().st_mtime for path in Path(folder).glob("hyperparams.*yaml")}
+    there = [path for path in sorted(written, key=written.__getitem__) if written[path] <= seconds]
+    return there[-1] if there and there[-1] != current else None
 
 
 def script_source(filename: str) -> str | None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 import brainlib as bl
-from tests.brain.small import Regression, batches, same, small, weights
+from tests.brain.small import Batch, Regression, batches, same, small, weights
 
 # What a user meets in SpeechBrain under these names, and may read, call or override; nothing else is ours.
 PUBLIC = {
@@ -229,3 +231,29 @@ def test_a_lazy_module_gets_its_shape_in_the_first_batch(
         brain.fit(range(1), batches(3, 3))
     assert "10 trainable of 10 parameters" in caplog.text, "what has no shape yet is not counted"
     assert brain.optimizer_step == 2
+
+
+def test_a_module_that_is_not_there_is_told_with_those_that_are() -> None:
+    brain = small()
+    with pytest.raises(AttributeError, match=re.escape("modules has no 'modle'; there are ['model']")):
+        _ = brain.modules.modle
+    again = copy.deepcopy(brain.modules)
+    assert not hasattr(again, "modle") and type(again.model) is torch.nn.Linear
+    assert pickle.loads(pickle.dumps(brain.modules)).state_dict().keys() == brain.modules.state_dict().keys()
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_forward_without_return_is_told_where_the_loss_fails(evaluated: bool) -> None:
+    class Forgetful(Regression):
+        def compute_forward(self, batch: Batch, stage: bl.Stage) -> None:  # type: ignore[override]
+            super().compute_forward(batch, stage)
+
+        def compute_objectives(self, predictions: Any, batch: Batch, stage: bl.Stage) -> torch.Tensor:
+            outputs, _ = predictions
+            return super().compute_objectives(outputs, batch, stage)
+
+    brain = small(Forgetful)
+    with pytest.raises(
+        TypeError, match="cannot unpack non-iterable NoneType object .compute_forward returned None"
+    ):
+        brain.evaluate(batches(2)) if evaluated else brain.fit(range(1), batches(2))

@@ -12,7 +12,7 @@ import torch
 
 import brainlib as bl
 from brainlib.checkpoint.errors import CheckpointError
-from tests.brain.small import Batch, Regression, batches, same, small, weights
+from tests.brain.small import Batch, Regression, batches, linear, same, sgd, small, weights
 
 
 def listed(folder: Path) -> list[Any]:
@@ -140,6 +140,44 @@ def test_a_trainable_parameter_that_no_checkpoint_holds_is_named_once(
     )
     brain.fit(range(2), batches(4, 4))
     assert len(warnings_in(caplog, "parameter")) == 1
+
+
+def test_what_hangs_on_the_brain_is_not_named_where_it_is_a_hyperparameter_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an extension holds neither: its state is part of the extension's."""
+    schedule = bl.NewBob(0.1)
+    rate = bl.LearningRate(schedule, metric=lambda brain: 1.0, per="epoch")
+    hung = {"snapshot": bl.Snapshot(), "ema": bl.EMA(), "lr": rate}
+    logger, checkpointer, model = Remembering(), bl.Checkpointer(tmp_path), linear()
+    given = {"schedule": schedule, "logger": logger, "checkpointer": checkpointer, "model": model, **hung}
+    brain = Regression(
+        {"model": model},
+        sgd,
+        {"seed": 0, "epoch_counter": (counter := bl.EpochCounter(1)), **given},
+        {"device": "cpu", "noprogressbar": True},
+        checkpointer,
+        loggers=[logger],
+        extensions=list(hung.values()),
+    )
+    brain.fit(counter, batches(4))
+    assert not warnings_in(caplog, "no checkpoint holds")
+    brain = small(checkpointer=bl.Checkpointer(tmp_path / "other"), hparams={"lost": Remembering()})
+    brain.fit(range(1), batches(4))
+    assert warnings_in(caplog, "no checkpoint holds hparams.lost (Remembering)")
+
+
+class Remembering:
+    """A logger with a state."""
+
+    def log_stats(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
 
 def test_a_second_brain_on_the_same_module_objects_does_not_save_them_twice(tmp_path: Path) -> None:

@@ -225,6 +225,14 @@ class Normalizing(Brain):
         return self.modules.model(batch["x"] - batch["x"].mean(0))
 
 
+class NormalizingInside(Normalizing):
+    def compute_forward(self, batch: Any, stage: bl.Stage) -> Any:
+        return [super().compute_forward(batch, stage)]
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: bl.Stage) -> Tensor:
+        return super().compute_objectives(predictions[0], batch, stage)
+
+
 class OwnLoop(Brain):
     compute_forward = bl.Brain.compute_forward
 
@@ -242,6 +250,10 @@ class OwnLoop(Brain):
         (DrawingInTraining, "give the same gradient"),
         (Drawing, "not compared: what compute_forward or compute_objectives gives is drawn at random"),
         (Normalizing, "not compared: what compute_forward gives for a sample depends on the other samples"),
+        (
+            NormalizingInside,
+            "not compared: what compute_forward gives for a sample depends on the other samples",
+        ),
         (OwnLoop, "not compared: its fit_batch does not go through compute_forward and compute_objectives"),
     ],
 )
@@ -256,6 +268,52 @@ def test_a_loss_in_which_items_see_each_other() -> None:
     assert "contrastive" in report.findings[0].cause
     report = bl.doctor(made(Contrastive), Items(), None, {"batch_size": 8}, accumulation=False)
     assert report and not told(report, "accumulation")
+
+
+class Utterances(torch.utils.data.Dataset[dict[str, Any]]):
+    """Of different lengths."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(3 + 5 * index % 11, NUM_INPUTS, generator=generator)
+        return {"id": str(index), "x": x, "y": x.mean()}
+
+
+class OverTime(Brain):
+    """A mean over time; `lengths` and the loss are what a fault is made of."""
+
+    masked, nested, summed = False, True, False
+
+    def compute_forward(self, batch: Any, stage: bl.Stage) -> Any:
+        frames = self.modules.model(torch.tanh(batch.x.data) + 1).squeeze(-1)
+        mask = batch.x.mask() if self.masked else torch.ones_like(frames)
+        mean = (frames * mask).sum(1) / mask.sum(1)
+        return {"out": (mean, batch.x.lengths)} if self.nested else mean
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: bl.Stage) -> Tensor:
+        mean = predictions["out"][0] if self.nested else predictions
+        return nn.functional.mse_loss(mean, batch.y, reduction="sum" if self.summed else "mean")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"masked": True}, ""),
+        ({}, "padding counts"),
+        ({"nested": False}, "padding counts"),
+        ({"summed": True}, "returns a sum over the batch"),  # this first; then the padding shows
+    ],
+)
+def test_padding_that_counts_is_told_from_a_wrong_weight(settings: dict[str, Any], words: str) -> None:
+    cls = type("Mean", (OverTime,), settings)
+    kwargs = {"batch_size": 4, "collate_fn": bl.PaddedBatch}
+    report = bl.doctor(made(cls, nn.Linear(NUM_INPUTS, 1)), Utterances(), None, kwargs)
+    assert [words in finding.cause for finding in report.findings] == ([True] if words else []), str(report)
+    assert words != "padding counts" or ".mask()" in report.findings[0].todo
+    assert "override loss_weight" not in str(report)
 
 
 def test_dropout_and_half_precision_are_no_obstacle() -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zlib
@@ -432,3 +433,17 @@ def test_the_package_leads_here_too(folder: Path) -> None:
     words = [sys.executable, "-m", "brainlib", "ckpt", "show", str(folder / "nothing")]
     done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("brainlib: "), done.stderr
+
+
+def test_a_reader_that_has_gone_ends_it_quietly(tmp_path: Path) -> None:
+    checkpoint = bl.Checkpointer(tmp_path, {"model": torch.nn.Linear(2, 1)}).save_checkpoint().wait()
+    reader, writer = os.pipe()
+    os.close(reader)
+    shown = subprocess.run(
+        [sys.executable, "-m", "brainlib", "ckpt", "show", str(checkpoint.path)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    assert (shown.returncode, shown.stderr) == (128 + signal.SIGPIPE, "")

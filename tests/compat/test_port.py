@@ -35,13 +35,32 @@ ASR().fit(range(3), datasets.DynamicItemDataset({}))
 """
 
 
+@pytest.fixture(autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with this name and the modules that the scripts here take from it."""
+    folder = tmp_path_factory.mktemp("packages") / "speechbrain"
+    for name in (
+        "__init__",
+        "nnet/__init__",
+        "nnet/losses",
+        "lobes/__init__",
+        "lobes/features",
+        "utils/__init__",
+    ):
+        file = folder / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("raise SystemExit('nobody imports this')\ndef nll_loss(): pass\nclass Fbank: pass\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    return folder
+
+
 def test_what_it_says_of_a_script() -> None:
     report = port(SCRIPT)
-    assert report.carried == [
+    assert sorted(report.carried) == [
         (3, "import speechbrain as sb"),
         (5, "import speechbrain.dataio.dataset as datasets"),
         (6, "from hyperpyyaml import load_hyperpyyaml"),
-        (8, "from speechbrain.utils.distributed import run_on_main, main_process_only"),
+        (8, "from speechbrain.utils.distributed import run_on_main"),
         (14, "speechbrain.Brain"),
         (19, "speechbrain.dataio.dataset.DynamicItemDataset"),
     ]
@@ -98,6 +117,78 @@ def test_tags_of_an_hparams_file() -> None:
         "could not be changed",
         "  line 4: speechbrain.dataio.sampler.ConcatDatasetBatchSampler is not there: docs/porting.md says what there "
         "is instead",
+    ]
+
+
+NAMES = """import torch, random
+import speechbrain as sb
+from speechbrain.core import Brain, AMPConfig
+from speechbrain.lobes.features import Fbank, Fbonk
+import os; from speechbrain.core import Stage
+torch.manual_seed(1)
+
+class ASR(Brain):
+    def _fit_train(self, train_set, epoch, enable):
+        sb.utils.foo.bar()
+        sb.nnet.losses.nll_loss(random.seed(1), torch.Generator().manual_seed(3))
+
+class Other(ASR):
+    _outer = 3
+    def _compile(self): pass
+    def _mine(self): pass
+
+class Bare:
+    def _fit_train(self): pass
+"""
+
+
+def test_no_name_stands_in_two_lists() -> None:
+    report = port(NAMES)
+    assert sorted(report.carried) == [
+        (2, "import speechbrain as sb"),
+        (3, "from speechbrain.core import Brain"),
+    ]
+    assert [what.partition(" ")[0] for _, what in report.left if what.startswith("speechbrain.core")] == [
+        "speechbrain.core.AMPConfig"
+    ]
+    assert (5, "from speechbrain.core import Stage: give it a line of its own") in report.left
+
+
+def test_what_stays_is_looked_up_where_it_is_installed(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = port(NAMES)
+    assert sorted(report.kept) == [
+        (4, "speechbrain.lobes.features.Fbank"),
+        (11, "speechbrain.nnet.losses.nll_loss"),
+    ]
+    assert {
+        (
+            4,
+            "speechbrain.lobes.features.Fbonk: the installed speechbrain has no speechbrain.lobes.features.Fbonk",
+        ),
+        (10, "speechbrain.utils.foo.bar: the installed speechbrain has no speechbrain.utils.foo"),
+    } <= set(report.left)
+    (installed / "utils" / "__init__.py").write_text("def __getattr__(name): return name\n")
+    assert (10, "speechbrain.utils.foo.bar") in port(NAMES).kept
+    monkeypatch.setattr("brainlib.compat.port._installed", lambda: None)
+    report = port(NAMES)
+    assert (4, "speechbrain.lobes.features.Fbonk") in report.kept
+    assert "which has to be installed (it is not here, so whether it has these was not looked up)\n" in str(
+        report
+    )
+
+
+def test_it_tells_of_names_that_brain_needs_for_itself() -> None:
+    told = [(line, what.partition(":")[0]) for line, what in port(NAMES).left if "for itself" in what]
+    assert told == [(9, "ASR._fit_train"), (14, "Other._outer")]
+
+
+def test_it_tells_of_a_seed_for_torch_alone() -> None:
+    told = [(line, what) for line, what in port(NAMES).differs if "manual_seed" in what]
+    assert [line for line, _ in told] == [6] and "brainlib.seed_everything seeds all three" in told[0][1]
+    assert port("seed: 1\n__set_seed: !apply:torch.manual_seed [!ref <seed>]\n", "a.yaml").differs == [
+        (2, told[0][1])
     ]
 
 

@@ -200,8 +200,13 @@ def test_keys_that_yaml_would_take_for_something_else() -> None:
 
 
 def test_mistakes() -> None:
-    assert "There is no hparams file. A list of values goes after the file. usage: " in error_of("--debug")
-    assert "There is one hparams file, not 2: ['a.yaml', 'b.yaml']" in error_of("a.yaml", "b.yaml")
+    listed = "A list of values goes after the file."
+    assert (
+        "There is no hparams file. usage: " in error_of()
+        and "There is no hparams file. usage" in error_of("--debug")
+    )
+    assert f"There is no hparams file. {listed} usage" in error_of("--compile_module_keys", "a", "a.yaml")
+    assert f"There is one hparams file, not 2: ['a.yaml', 'b.yaml']. {listed}" in error_of("a.yaml", "b.yaml")
     assert "'-x' is no argument: names begin with two dashes" in error_of("a.yaml", "-x")
     assert "--device needs a value: it takes a text, or null." in error_of("a.yaml", "--device", "--debug")
     assert "--precision needs a value" in error_of("a.yaml", "--precision")

@@ -169,6 +169,22 @@ def test_wrapping_leaves_the_modules_alone(host: Host, tmp_path: Path) -> None:
     assert zero == one
 
 
+def loses_a_schedule(folder: str) -> None:
+    brain = Plain(
+        Plain.build(),
+        lambda params: torch.optim.SGD(params, 0.1),
+        {"seed": 1, "lost": bl.NewBob(0.1)},
+        {"noprogressbar": True, "device": "cpu"},
+        bl.Checkpointer(folder),
+    )
+    brain.fit(range(1), ready_batches((4,) * 4))
+
+
+def test_what_no_checkpoint_holds_is_said_by_the_main_rank(host: Host, tmp_path: Path) -> None:
+    ended = host.start(loses_a_schedule, tmp_path, str(tmp_path / "save"))
+    assert [each.output.count("no checkpoint holds hparams.lost (NewBob)") for each in ended] == [1, 0]
+
+
 # -------------------------------------------------------------------------------------- errors of the user's
 
 

@@ -211,6 +211,18 @@ def test_launch_names_who_failed_and_how(
         assert log.read_text() == f"words ['--lr', '1e-3', '-n', '{word}'] rank {rank}\n"
 
 
+def test_the_words_of_torchrun(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its word for the number of processes is one of ours; of what launch does not know it shows its own usage."""
+    script = tmp_path / "train.py"
+    script.write_text("import os\nprint('of', os.environ['WORLD_SIZE'])")
+    assert cli(["launch", "--nproc_per_node", "1", str(script)]) == 0
+    assert capfd.readouterr().out == "of 1\n"
+    with pytest.raises(SystemExit) as end:
+        cli(["launch", "--nnodes", "1", str(script)])
+    told = capfd.readouterr().err
+    assert end.value.code == 2 and "usage: brainlib launch [-n N]" in told and "arguments: --nnodes" in told
+
+
 @pytest.mark.parametrize(
     ("given", "end"), [("trian.py", "trian.py. Did you mean 'train.py'?"), ("zzz", "zzz"), ("empty", "empty")]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from brainlib.experiment import describe_experiment, script_source, write_results
+import brainlib as bl
+from brainlib.checkpoint import CheckpointError
+from brainlib.experiment import describe_experiment, end_experiment, script_source, write_results
+from tests.brain.small import batches, small
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -85,3 +89,31 @@ def test_results_are_strict_json_and_replaced_as_a_whole(tmp_path: Path) -> None
     assert path == folder / "results.json"
     assert json.loads(path.read_text()) == {"test": {"accuracy": 0.5, "loss": "nan"}, "seconds": 3}
     assert [entry.name for entry in folder.iterdir()] == ["results.json"]
+
+
+def test_a_refused_start_names_the_hyperparameters_of_the_run(tmp_path: Path) -> None:
+    """It has put its own hyperparams.yaml in their place by then, and so has another that was refused."""
+
+    def start(width: int, folder: Path = tmp_path) -> None:
+        try:
+            bl.create_experiment_directory(folder, {"width": width}, save_env_desc=False)
+            checkpointer = bl.Checkpointer(folder / "save")
+            small(
+                model=torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2)).double(),
+                checkpointer=checkpointer,
+            ).fit(range(1), batches(2))
+        finally:
+            end_experiment()
+
+    start(4)
+    for width in (5, 6):
+        with pytest.raises(CheckpointError, match="does not fit, so nothing was loaded") as error:
+            start(width)
+        assert f"{tmp_path / 'hyperparams.1.yaml'} is what step-00000001 was trained with" in str(error.value)
+    assert (tmp_path / "hyperparams.1.yaml").read_text() == "width: 4\n"
+    start(4)
+    copied = tmp_path / "copied"
+    shutil.copytree(tmp_path / "save", copied / "save")
+    with pytest.raises(CheckpointError) as error:
+        start(5, copied)
+    assert "was trained with" not in str(error.value)

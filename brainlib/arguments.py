@@ -12,27 +12,7 @@ from torch.utils.data import DataLoader
 from brainlib.common.errors import nearest, quoted
 from brainlib.seeding import last_seed
 
-__all__ = ["Modules", "check_arguments", "check_fit_arguments", "check_loader_options", "seed_of"]
-
-
-class Modules(torch.nn.ModuleDict):
-    """``brain.modules``: every module as an attribute.
-
-    >>> Modules({"encoder": torch.nn.Linear(2, 1)}).decoder
-    Traceback (most recent call last):
-    ...
-    AttributeError: modules has no 'decoder'; there are ['encoder']
-    """
-
-    def __getattr__(self, name: str) -> Any:  # of modules, too: torch keeps them apart
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            there = sorted(self.__dict__.get("_modules", ()))
-            raise AttributeError(f"modules has no {name!r}; there are {there}") from None
-
-    def _get_name(self) -> str:  # what is printed
-        return "ModuleDict"
+__all__ = ["check_arguments", "check_fit_arguments", "check_loader_options", "seed_of"]
 
 
 def check_arguments(

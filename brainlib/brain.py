@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from brainlib.announcements import parameter_line, say_epoch
-from brainlib.arguments import Modules, check_arguments, check_fit_arguments, check_loader_options, seed_of
+from brainlib.arguments import check_arguments, check_fit_arguments, check_loader_options, seed_of
 from brainlib.attempt import logging_for
 from brainlib.borrowing import load_for_evaluation, preserved_buffers, preserved_weights
 from brainlib.brain_state import MID_EPOCH_VALIDATION, NUM_SNAPSHOTS, BrainState
@@ -44,6 +44,7 @@ from brainlib.extension import Extension, Extensions, make_extension
 from brainlib.fit_scope import FitScope
 from brainlib.found import attributes_of, found_in
 from brainlib.hanging import instruments
+from brainlib.hints import hinting
 from brainlib.hparams import HParams
 from brainlib.onlooker import present
 from brainlib.options import RunOptions
@@ -63,7 +64,7 @@ from brainlib.triggers import Trigger
 from brainlib.update.fused import make_fused
 from brainlib.update.gradients import Gradients
 from brainlib.update.guard import DeviceGuard, HostGuard
-from brainlib.update.loss_check import check_loss, tell_of_nothing
+from brainlib.update.loss_check import check_loss
 from brainlib.update.loss_weight import ids_of, num_items
 from brainlib.update.optimizers import Optimizers
 from brainlib.update.parameter_groups import without_vector_decay
@@ -159,7 +160,7 @@ class Brain:
         self.evaluation_ctx = precision_of(self._options.eval_precision, self.device).context()
         set_matmul_precision(self._options.tf32)
         # What is trained
-        self.modules: torch.nn.ModuleDict = Modules(dict(modules or {})).to(self.device)
+        self.modules = torch.nn.ModuleDict(dict(modules or {})).to(self.device)
         if self._options.channels_last:
             to_channels_last(self.modules)
         self.opt_class = opt_class
@@ -484,7 +485,8 @@ class Brain:
         with self.no_sync(not should_step):
             with self.training_ctx:
                 if self._ranks.step is None:
-                    (outputs, loss), carried = self._compute(batch), None
+                    outputs, carried = self.compute_forward(batch, Stage.TRAIN), None
+                    loss = self.compute_objectives(outputs, batch, Stage.TRAIN)
                 else:  # several ranks: the same two calls, inside what DDP wraps
                     outputs, loss, carried = self._ranks.forward(batch)
             weight = self._weight(batch, Stage.TRAIN)
@@ -723,7 +725,8 @@ class Brain:
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """Forward and loss of one batch; returns the loss, detached, on the device. Override it freely."""
         with self.evaluation_ctx:
-            _, loss = self._compute(batch, stage)
+            outputs = self.compute_forward(batch, stage)
+            loss = self.compute_objectives(outputs, batch, stage)
         return loss.detach()
 
     def predict(
@@ -1103,14 +1106,10 @@ class Brain:
         """All ranks begin with the main one's weights. The step is wrapped when an epoch starts, see `Ranks.wrap`."""
         self._ranks.share_weights(self.modules)
 
-    def _compute(self, batch: Any, stage: Stage = Stage.TRAIN) -> tuple[Any, Tensor]:
-        """Outputs and loss, by the user's two methods; what DDP wraps."""
-        outputs = self.compute_forward(batch, stage)
-        try:
-            return outputs, self.compute_objectives(outputs, batch, stage)
-        except Exception as error:
-            tell_of_nothing(outputs, error)
-            raise
+    def _compute(self, batch: Any) -> tuple[Any, Tensor]:
+        """What DDP wraps."""
+        outputs = self.compute_forward(batch, Stage.TRAIN)
+        return outputs, self.compute_objectives(outputs, batch, Stage.TRAIN)
 
     @contextmanager
     def _closing_epoch(self, epoch: Any, closing: bool) -> Iterator[None]:
@@ -1172,6 +1171,7 @@ class Brain:
         listen(self)
         try:
             with (
+                hinting(self.modules),
                 self._signals.heard(self._options.stop_grace_seconds, self._ranks.agreed_to_stop),
                 in_experiment(self._experiment),
                 logging_for(self._state),

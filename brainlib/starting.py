@@ -37,6 +37,7 @@ from brainlib.ending import at_point, end_early, listen, put_back, see_to, take_
 from brainlib.experiment import in_experiment
 from brainlib.experiment.folder import former_hyperparams
 from brainlib.fit_scope import FitScope, nothing
+from brainlib.hints import hinting
 from brainlib.onlooker import present
 from brainlib.profiling.ledger import Ledger
 from brainlib.profiling.run_ledger import Starts
@@ -92,7 +93,7 @@ def _outer_fit(brain: Brain, epoch_counter: Iterable[Any]) -> Iterator[FitScope]
     brain._outer.left, brain._outer.held = True, None  # until its place is taken
     try:
         brain._epochs.num_said = 0
-        with _in_ledger(brain), _stoppable(brain), _profiling(brain):
+        with hinting(brain.modules), _in_ledger(brain), _stoppable(brain), _profiling(brain):
             brain._outer.run.start_clock()
             yield brain._outer
         brain._fits_done += 1

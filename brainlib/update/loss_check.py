@@ -6,19 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["check_loss", "tell_of_nothing"]
-
-
-def tell_of_nothing(outputs: Any, error: Exception) -> None:
-    """Add to an error of compute_objectives that compute_forward gave it nothing, where that is so.
-
-    >>> error = TypeError("cannot unpack non-iterable NoneType object")
-    >>> tell_of_nothing(None, error); print(error)
-    cannot unpack non-iterable NoneType object (compute_forward returned None: has it no `return`?)
-    """
-    if outputs is None and error.args and isinstance(error.args[0], str):
-        told = f"{error.args[0]} (compute_forward returned None: has it no `return`?)"
-        error.args = (told, *error.args[1:])
+__all__ = ["check_loss"]
 
 
 def check_loss(loss: Any, giver: str, needs_graph: bool = True) -> None:

@@ -497,7 +497,7 @@ class Brain:
                     total.backward()  # type: ignore[no-untyped-call]
                 else:  # what the ranks have to agree on rides with the gradients
                     self._ranks.backward(self._scaled(loss), carried, loss, weight, run, should_step)
-            except (RuntimeError, AttributeError, TypeError) as error:
+            except (RuntimeError, AttributeError, TypeError, ValueError) as error:
                 # Raises where it can say more than torch did.
                 self._ranks.explain(error)
                 check_loss(loss, f"compute_objectives of {type(self).__name__}")

@@ -351,6 +351,11 @@ def _(folder: Path) -> None:
     of_objectives(lambda predictions: predictions)
 
 
+@provokes("compute_objectives of … returned a loss of the type …; it must be a real number in floating point")
+def _(folder: Path) -> None:
+    of_objectives(lambda predictions: predictions.mean() * 1j)
+
+
 @provokes("compute_objectives of … returned a loss without a graph:")
 def _(folder: Path) -> None:
     of_objectives(lambda predictions: predictions.mean().detach())

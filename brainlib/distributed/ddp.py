@@ -86,10 +86,28 @@ class _Step(torch.nn.Module):
 
     def forward(self, batch: Any, warming: bool) -> tuple[Tensor, Tensor]:
         if warming:
-            loss = sum((p.sum() * 0 for p in self.trained.parameters() if p.requires_grad), torch.zeros(()))
+            loss = _of_all(self.trained)
         else:
             self.outputs[0], loss = self._compute(batch)
         return loss, self.carrier.clone() if self._searched else self.carrier
+
+
+def _of_all(modules: torch.nn.Module) -> Tensor:
+    """Zero, as a function of all that is trained; each parameter gets a gradient of the kind that DDP expects of it."""
+    sparse = {
+        id(each.weight)
+        for each in modules.modules()
+        if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse
+    }
+    total = torch.zeros(())
+    for param in modules.parameters():
+        if param.requires_grad:
+            part: Tensor = param
+            if id(param) in sparse:
+                first = torch.zeros(1, dtype=torch.int64, device=param.device)
+                part = torch.nn.functional.embedding(first, param, sparse=True)
+            total = total + (part.real if part.is_complex() else part).sum() * 0
+    return total
 
 
 def _kind_of_carrier(modules: torch.nn.Module) -> dict[str, Any]:
@@ -129,6 +147,7 @@ class Ranks:
         self._inside: Any = None  # what is in it
         self._root: Tensor | None = None  # the weight of the last micro-batch, as a gradient
         self._root_weight = math.nan
+        self._has_graph = True  # the loss of the last micro-batch
         self._letter: Tensor | None = None  # what this rank tells the others, on a CPU
         self._written: Any = None  # the same memory, for numpy
         self._signal: Callable[[], int] = lambda: 0  # what this process was asked to stop by
@@ -138,7 +157,7 @@ class Ranks:
         self._wrapped: list[Any] = []  # all there are
         self._routed: list[torch.nn.Module] = []
         self._trained: list[int] = []
-        self._single = True
+        self._graph_is_known = False  # to a wrapper that keeps to the first one
         self._exchanged = (
             False  # whether this window's agreement has been reached, with a `fit_batch` of the user's
         )
@@ -216,7 +235,9 @@ class Ranks:
         with link().peers.explained():
             for some in alike.values():
                 flat = torch.cat([tensor.reshape(-1) for tensor in some])
-                dist.broadcast(flat, src=0)
+                dist.broadcast(
+                    flat.view(torch.uint8), src=0
+                )  # bytes: gloo does not know all kinds of numbers
                 if not self.world.is_main:
                     for tensor, part in zip(
                         some, torch.split(flat, [each.numel() for each in some]), strict=True
@@ -315,6 +336,7 @@ class Ranks:
             wrapped._remove_autograd_hooks()
         self._wrapped, self._routed, self._trained = [], [], []
         self.step = self._inside = self._root = self._letter = self._written = None
+        self._graph_is_known = False
 
     def check_alike(self, modules: torch.nn.ModuleDict, when: str) -> None:
         """All ranks must have the same weights. All ranks.
@@ -338,8 +360,20 @@ class Ranks:
     # -------------------------------------------------------------------------------------------------------- a step
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, gradients are summed here, and not exchanged; it ends with the block, also after an error."""
-        return self._apart() if self._wrapped else _ALL_ALIKE
+        """Inside, gradients are summed here, and not exchanged; it ends with the block, also after an error.
+
+        Raises:
+            ValueError: for a static graph that DDP does not know yet.
+        """
+        if not self._wrapped:
+            return _ALL_ALIKE
+        if self._options.static_graph and not self._graph_is_known:
+            raise ValueError(
+                "static_graph: true does not go with accumulation: DDP learns the graph in its first step, which has "
+                "to exchange gradients, and this one does not (no_sync). Leave static_graph out, or set "
+                "grad_accumulation_factor: 1"
+            )
+        return self._apart()
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
@@ -363,25 +397,35 @@ class Ranks:
         """
         roots: tuple[Tensor, ...] = ()
         gradients: tuple[Tensor, ...] = ()
-        if total.requires_grad or not closes:
+        self._has_graph = total.requires_grad
+        if self._has_graph or not closes or not self._trained:
             roots, gradients = (total,), (self._as_root(total, weight),)
         if closes:
             roots, gradients = (*roots, carried), (*gradients, self._told(carried, loss, weight, run))
-        # Straight to the engine: what `torch.autograd.backward` checks before, in Python, costs more than the carrier.
-        torch.autograd.Variable._execution_engine.run_backward(
+        # What `torch.autograd.backward` looks at before, in Python, costs 25 µs for two roots; `_as_root` has done so.
+        torch.autograd.graph._engine_run_backward(
             roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
         )
 
     def _as_root(self, total: Tensor, weight: float) -> Tensor:
-        """The weight as the gradient of `total`: mostly that of the last time."""
+        """The weight as the gradient of `total`: mostly that of the last time.
+
+        Raises:
+            RuntimeError: it is no real scalar; the engine would not object to all of these.
+        """
         root = self._root
         if (
             root is None
             or self._root_weight != weight
+            or root.shape != total.shape
             or root.dtype is not total.dtype
             or root.device != total.device
         ):
-            root, self._root_weight = total.new_tensor(weight), weight
+            if total.numel() != 1 or not total.is_floating_point():
+                raise RuntimeError(
+                    f"a loss of shape {list(total.shape)} and type {total.dtype}; it must be a real scalar"
+                )
+            root, self._root_weight = total.new_full(total.shape, weight), weight
             self._root = root
         return root
 
@@ -422,6 +466,7 @@ class Ranks:
 
     def agree(self, run: RunState) -> None:
         """Before an update: weight and loss become those of all ranks, and what else was told is known. All ranks."""
+        self._graph_is_known = True
         if self.step is not None:
             self._take(self._arrived(), run)
         elif not self._exchanged:
@@ -448,20 +493,27 @@ class Ranks:
         if (
             told[_ARRIVED] != 1.0
         ):  # the main rank put the number of ranks there, the others 0, and DDP averages
-            unused = self._unused()
+            not_exchanged = "the gradients of this step were not exchanged between the ranks, because"
+            if not self._has_graph:
+                raise RuntimeError(
+                    f"{not_exchanged} the loss has no graph, so that the parameters got no gradient on rank "
+                    f"{self.world.rank}: nothing in it depends on a parameter that requires one. Look for .detach(), "
+                    ".item() or torch.no_grad(); if a step may have no gradients, set find_unused_parameters: true"
+                )
             raise RuntimeError(
-                f"the gradients of this step were not exchanged between the ranks, because {unused} got no gradient on "
-                f"rank {self.world.rank}. If a step may leave parameters out, set find_unused_parameters: true; "
-                "if they are never used, freeze them with requires_grad_(False)."
+                f"{not_exchanged} {self._unused()} got no gradient on rank {self.world.rank}. If a step may leave "
+                "parameters out, set find_unused_parameters: true; if they are never used, freeze them with "
+                "requires_grad_(False)."
             )
         size = self.world.size
         return [value * size for value in told]
 
     def _unused(self) -> str:
+        trained = set(self._trained)  # some may have been frozen since
         lacking = [
             name
             for name, param in self._inside.trained.named_parameters()
-            if param.requires_grad and param.grad is None
+            if id(param) in trained and param.grad is None
         ]
         return f"the parameters {quoted(lacking[:8])}" if lacking else "some parameter"
 
@@ -524,7 +576,18 @@ def _digest(module: torch.nn.Module) -> list[Any]:
     params = [
         param for param in module.parameters() if not torch.nn.parameter.is_lazy(param) and param.numel()
     ]
-    return [torch.hash_tensor(param.detach()).view(torch.int64).item() for param in params]
+    return [torch.hash_tensor(_hashable(param.detach())).view(torch.int64).item() for param in params]
+
+
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _hashable(tensor: Tensor) -> Tensor:
+    """The same bits as numbers that torch can sum up: not complex, and of no kind that it merely stores."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    known = tensor.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool)
+    return tensor if known else tensor.view(_WHOLE[tensor.element_size()])
 
 
 class _Routed(torch.nn.Module):

@@ -18,7 +18,7 @@ def check_loss(loss: Any, giver: str, needs_graph: bool = True) -> None:
         needs_graph: whether a backward is to follow.
 
     Raises:
-        ValueError: if the loss is no tensor, no scalar, or has no graph.
+        ValueError: if the loss is no tensor, no scalar, no real number, or has no graph.
 
     Example:
         >>> import torch
@@ -38,6 +38,11 @@ def check_loss(loss: Any, giver: str, needs_graph: bool = True) -> None:
             f"{giver} returned a tensor of shape {list(loss.shape)}; the loss must be a scalar. Reduce it, "
             f"for example with "
             ".mean(), and let loss_weight say how many items that is a mean over."
+        ) from None
+    if loss.is_complex() or (needs_graph and not loss.is_floating_point()):
+        raise ValueError(
+            f"{giver} returned a loss of the type {loss.dtype}; it must be a real number in floating point, such as "
+            "torch.float32. Of a complex one take .abs() or .real; a count has no gradient that could be followed."
         ) from None
     if needs_graph and not loss.requires_grad:
         raise ValueError(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +227,178 @@ def test_parameters_that_one_rank_leaves_out(host: Host, tmp_path: Path) -> None
 def test_a_loss_without_a_graph_on_one_rank(host: Host, tmp_path: Path) -> None:
     ended = host.start(leaves_parameters_out, tmp_path, "no graph", False)
     assert [each.status for each in ended] == [1, 1]
-    assert "got no gradient on rank 1" in ended[1].output and "Traceback" not in ended[0].output
+    assert "the loss has no graph, so that the parameters got no gradient on rank 1" in ended[1].output
+    assert "Traceback" not in ended[0].output
+
+
+class Odd(Plain):
+    """Its loss is not what one expects."""
+
+    loss: Callable[[torch.Tensor], torch.Tensor] = staticmethod(lambda loss: loss)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: bl.Stage) -> Any:
+        loss = super().compute_objectives(predictions, batch, stage)
+        return self.loss(loss) if stage == bl.Stage.TRAIN else loss
+
+
+LOSSES: dict[str, Any] = {
+    "scalar": lambda loss: loss,
+    "of one": lambda loss: loss.reshape(1),
+    "of one in two dimensions": lambda loss: loss.reshape(1, 1),
+    "vector": lambda loss: loss.expand(4),
+    "empty": lambda loss: loss.new_zeros(0),
+    "complex": lambda loss: loss * (1 + 0j),
+    "count": lambda loss: loss.long(),
+    "without a graph": lambda loss: loss.detach(),
+}
+REFUSED = {
+    "vector": "returned a tensor of shape [4]; the loss must be a scalar",
+    "empty": "returned a tensor of shape [0]; the loss must be a scalar",
+    "complex": "returned a loss of the type torch.complex64; it must be a real number",
+    "count": "returned a loss of the type torch.int64; it must be a real number",
+    "without a graph": "returned a loss without a graph",
+}
+
+
+def trains_on(loss: str, factor: int) -> str:
+    brain = make(Odd, grad_accumulation_factor=factor)
+    brain.loss = LOSSES[loss]
+    brain.fit(range(1), ready_batches((4,) * 8), VALID)
+    return digest(brain)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_loss_may_have_one_entry_in_any_number_of_dimensions(host: Host, tmp_path: Path, size: int) -> None:
+    plain, *others = (
+        host.run(trains_on, tmp_path, loss, 2, size=size) for loss in list(LOSSES) if loss not in REFUSED
+    )
+    assert len(others) == 2 and all(other == plain for other in others)
+
+
+@pytest.mark.parametrize("loss", REFUSED)
+def test_what_is_no_loss_is_refused(loss: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(REFUSED[loss])):
+        trains_on(loss, 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "factor"), [("vector", 1), ("vector", 2), ("empty", 1), ("complex", 1), ("without a graph", 2)]
+)
+def test_what_is_no_loss_is_refused_by_ranks_too(host: Host, tmp_path: Path, loss: str, factor: int) -> None:
+    ended = host.start(trains_on, tmp_path, loss, factor)
+    assert all(each.status == 1 for each in ended)
+    assert any(REFUSED[loss] in each.output for each in ended), ended[0].output
+
+
+def trains_nothing() -> None:
+    brain = make(
+        type("Frozen", (Plain,), {"network": staticmethod(lambda: regressor().requires_grad_(False))})
+    )
+    brain.fit(range(1), ready_batches(), VALID)
+
+
+def test_a_brain_in_which_nothing_is_trained_is_refused_by_ranks_as_by_one_process(
+    host: Host, tmp_path: Path
+) -> None:
+    for size in (1, 2):
+        ended = host.start(trains_nothing, tmp_path, size=size)
+        assert all(each.status == 1 for each in ended)
+        assert any("modules that are all frozen" in each.output for each in ended)
+
+
+class Freezes(Plain):
+    """In the middle of an epoch."""
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        self.modules.model[0].requires_grad_(self.step < 3)
+
+
+def learns_the_graph(kind: str) -> str:
+    options = {"static": {"static_graph": True, "grad_accumulation_factor": 2}, "freezes": {}, "finds": {}}[
+        kind
+    ]
+    brain = make(Plain if kind == "static" else Freezes, find_unused_parameters=kind == "finds", **options)
+    brain.fit(range(1), ready_batches((4,) * 10), VALID)
+    return digest(brain)
+
+
+def test_an_option_that_does_not_go_with_the_steps_is_named(host: Host, tmp_path: Path) -> None:
+    ended = host.start(learns_the_graph, tmp_path, "static")
+    assert all(each.status == 1 for each in ended)
+    assert any("static_graph: true does not go with accumulation" in each.output for each in ended)
+    ended = host.start(learns_the_graph, tmp_path, "freezes")
+    assert all(each.status == 1 for each in ended)
+    assert any(
+        "the parameters 'model.0.weight', 'model.0.bias' got no gradient" in each.output for each in ended
+    )
+    zero, one = host.run(learns_the_graph, tmp_path, "finds")
+    assert zero == one
+
+
+# -------------------------------------------------------------------------------------- modules of all kinds
+
+KINDS = [torch.bool, torch.int16, torch.uint16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64]
+
+
+class Stored(nn.Module):
+    """Parameters and buffers of kinds that are stored, and not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+        for number, kind in enumerate(KINDS):
+            kept = torch.rand(3).mul(2).to(kind)
+            self.register_parameter(f"kept_{number}", nn.Parameter(kept, requires_grad=False))
+            self.register_buffer(f"noted_{number}", kept.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(6, 8, dtype=torch.complex64))
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last((x.to(torch.complex64) @ self.first).abs())
+
+
+class SparseTable(nn.Module):
+    """An embedding whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 6, sparse=True)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x + self.table(x[:, 0].mul(3).long().abs() % 10))
+
+
+def of_all_kinds() -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    size = World.from_environment().size
+    for kind in (Stored, Complex, SparseTable):
+        options = {
+            "network": staticmethod(kind),
+            "opt_factory": staticmethod(lambda p: torch.optim.SGD(p, 0.1)),
+        }
+        brain = make(type("OfKind", (Plain,), options))
+        loader = {"batch_size": 8 // size, "shuffle": True}
+        brain.fit(range(2), Items(32), VALID, train_loader_kwargs=loader)
+        bits = [each.detach().reshape(-1).view(torch.uint8) for each in brain.modules.state_dict().values()]
+        told[kind.__name__] = {"bits": torch.cat(bits).tolist(), "losses": brain.trace[-1][1:]}
+    return told
+
+
+def test_modules_of_all_kinds_are_shared_and_trained(host: Host, tmp_path: Path) -> None:
+    (alone,) = host.run(of_all_kinds, tmp_path / "one", size=1)
+    zero, one = host.run(of_all_kinds, tmp_path / "two")
+    for name, told in alone.items():
+        assert zero[name]["bits"] == one[name]["bits"], name
+        assert zero[name]["losses"] == pytest.approx(told["losses"], abs=1e-5), name
 
 
 def other_modules() -> None:

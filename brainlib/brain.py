@@ -57,7 +57,15 @@ from brainlib.run_state import RunningMean, RunState
 from brainlib.seeding import derive, preserved_generators
 from brainlib.snapshot import Snapshot
 from brainlib.stage import Stage
-from brainlib.starting import numbered_fit, open_data, open_epochs, replay_resumed, settle_in, take_origin
+from brainlib.starting import (
+    check_same_data,
+    numbered_fit,
+    open_data,
+    open_epochs,
+    replay_resumed,
+    settle_in,
+    take_origin,
+)
 from brainlib.stopping.endings import Interrupted
 from brainlib.stopping.signals import Signals
 from brainlib.triggers import Trigger
@@ -364,6 +372,7 @@ class Brain:
                 train = FirstBatches(train, self._options.overfit_batches)
                 valid = None if valid is None else train
             scope.sources = [train] if valid is None else [train, valid]
+            check_same_data(self, epoch_counter)
             self.on_fit_start()
             settle_in(self)
             if self._options.sanity_valid_batches and valid is not None and not scope.inner:
@@ -658,6 +667,7 @@ class Brain:
         """
         with self._borrowing(max_key, min_key, checkpoint):
             test = self._source(test_set, Stage.TEST, test_loader_kwargs)
+            self._ranks.check_same_data({"test_set": test.fingerprint()})
             self.on_evaluate_start(max_key=max_key, min_key=min_key)
             return self._evaluate_stage(test, Stage.TEST, None, progressbar)
 
@@ -749,6 +759,7 @@ class Brain:
         """
         with self._borrowing(None, None, checkpoint):
             source = self._source(dataset, Stage.TEST, loader_kwargs)
+            self._ranks.check_same_data({"the data set": source.fingerprint()})
             Brain.on_evaluate_start(self)
             self.modules.eval()
             with (

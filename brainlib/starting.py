@@ -51,7 +51,15 @@ from brainlib.update.window import Window
 if TYPE_CHECKING:
     from brainlib.brain import Brain
 
-__all__ = ["numbered_fit", "open_data", "open_epochs", "replay_resumed", "settle_in", "take_origin"]
+__all__ = [
+    "check_same_data",
+    "numbered_fit",
+    "open_data",
+    "open_epochs",
+    "replay_resumed",
+    "settle_in",
+    "take_origin",
+]
 
 _NO_EPOCH = object()
 
@@ -199,6 +207,22 @@ def take_origin(brain: Brain) -> None:
             f"{error}\n{former} is what {of.path.name} was trained with; the hyperparams.yaml beside it is that of "
             "this start. To go on with that run, start with the former; for another run, give a new folder"
         ) from error
+
+
+def check_same_data(brain: Brain, epoch_counter: Any) -> None:
+    """All ranks must train for the same epochs, on the same sets, or they would wait for one another. All ranks.
+
+    Raises:
+        ValueError: they do not.
+    """
+    sized = hasattr(epoch_counter, "__len__")
+    epochs = len(epoch_counter) if sized else getattr(epoch_counter, "limit", None)
+    brain._ranks.check_same_data(
+        {
+            "epoch_counter": {"epochs": epochs},
+            **{source.name: source.fingerprint() for source in brain._scope.sources},
+        }
+    )
 
 
 def settle_in(brain: Brain) -> None:

@@ -221,6 +221,31 @@ class Ranks:
                 )
         self._broadcast([t for _, t in state])
 
+    def check_same_data(self, given: Mapping[str, Mapping[str, Any]]) -> None:
+        """All ranks must have been given the same sets, since each reads them all and takes its share. All ranks.
+
+        Args:
+            given: what is known of each set, by its name.
+
+        Raises:
+            ValueError: they have not; the message names the sets, and what differs.
+        """
+        if self.world.size == 1:
+            return
+        first, *others = gather({name: dict(known) for name, known in given.items()})
+        for rank, theirs in enumerate(others, 1):
+            differing = [
+                f"{name} has {_told_of(theirs.get(name))} there and {_told_of(first.get(name))} on rank 0"
+                for name in {**first, **theirs}
+                if theirs.get(name) != first.get(name)
+            ]
+            if differing:
+                raise ValueError(
+                    f"rank {rank} was given other data than rank 0: {'; '.join(differing)}. The batches of one order "
+                    "are dealt out to the ranks, and where it is not the same on all they would wait for one another: "
+                    "give each rank the same sets, whole, with the same options"
+                )
+
     def share_buffers(self, modules: torch.nn.Module) -> None:
         """Running statistics are those of the main process. One message a kind of tensor. All ranks."""
         if self.world.size > 1:
@@ -568,6 +593,17 @@ class Ranks:
         sums = [sum(each) for each in zip(*[flags for _, *flags in told], strict=True)]
         self._heed(sums[2], sums[0], sums[1], sums[3])
         return [value for value, *_ in told]
+
+
+def _told_of(known: Mapping[str, Any] | None) -> str:
+    """What is known of a set, for a message.
+
+    >>> _told_of({"items": 5, "batch_size": 2}), _told_of(None)
+    ('items: 5, batch_size: 2', 'nothing')
+    """
+    if known is None:
+        return "nothing"
+    return ", ".join(f"{name}: {value}" for name, value in known.items()) or "batches of unknown number"
 
 
 @torch.no_grad()

@@ -152,7 +152,13 @@ class Peers:
         while True:
             self.raise_if_lost(error)
             if time.monotonic() >= end:
-                self._end(f"the exchange with the other ranks has failed: {_first_line(error)}", error)
+                self._end(
+                    f"the exchange with the other ranks has failed: {_first_line(error)}. As far as one can see all "
+                    "live: one of them is stuck, or has gone on to something else, as after an iterable that gave it "
+                    "fewer batches. Each rank reads the same one whole; where one only needs longer, raise "
+                    "dist_timeout_seconds",
+                    error,
+                )
             time.sleep(0.05)
 
     def explains(self, error: BaseException) -> bool:

@@ -416,6 +416,40 @@ def test_ranks_with_different_modules(host: Host, tmp_path: Path) -> None:
     assert any("rank 1 has other modules than rank 0: 'model.bias (4,)" in each.output for each in ended)
 
 
+def other_data(kind: str) -> None:
+    rank = World.from_environment().rank
+    brain, epochs, train, valid = make(Plain, dist_timeout_seconds=20), range(2), ready_batches(), VALID
+    loader: dict[str, Any] | None = None
+    if kind == "train_set":
+        train, loader = Items(11 + 4 * rank), {"batch_size": 3}  # type: ignore[assignment]
+    elif kind == "epoch_counter":
+        epochs = range(1 + rank)
+    elif kind == "test_set":
+        brain.evaluate(VALID[rank:])
+    brain.fit(epochs, train, None if rank and kind == "valid_set" else valid, train_loader_kwargs=loader)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (
+            "train_set",
+            "items: 15, batch_size: 3, batches: 5 there and items: 11, batch_size: 3, batches: 4 on",
+        ),
+        ("epoch_counter", "epochs: 2 there and epochs: 1 on"),
+        ("valid_set", "nothing there and batches: 3 on"),
+        ("test_set", "batches: 2 there and batches: 3 on"),
+    ],
+)
+def test_ranks_that_are_given_different_data_end_at_once(
+    host: Host, tmp_path: Path, kind: str, told: str
+) -> None:
+    ended = host.start(other_data, tmp_path, kind)
+    assert all(each.status == 1 and each.seconds < 10 for each in ended)
+    expected = f"rank 1 was given other data than rank 0: {kind} has {told} rank 0"
+    assert any(expected in each.output for each in ended), ended[0].output
+
+
 # ---------------------------------------------------------------------------------------------------- counts
 
 

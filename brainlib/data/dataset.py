@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from brainlib.common.counted import counted
@@ -289,13 +290,15 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
             select_n: take the first so many that pass, before they are sorted.
 
         Raises:
-            ValueError: for a key that is not there, and for values that cannot be compared, such as a text with a
-                number: it names the key, the item and both types.
+            ValueError: for a key that is not there, for a negative number to take, and for values that cannot be
+                compared, such as a text with a number: it names the key, the item and both types.
 
         >>> data = DynamicItemDataset({"a": {"n": 3}, "b": {"n": 1}, "c": {"n": 2}})
         >>> list(data.filtered_sorted(key_min_value={"n": 2}, sort_key="n").data_ids)
         ['c', 'a']
         """
+        if select_n is not None and select_n < 0:
+            raise ValueError(f"select_n is {select_n!r}; it must be 0 or more, or None for all that pass")
         passing = np.arange(len(self))
         for given, bounds, test in (
             ("key_min_value", key_min_value, operator.ge),
@@ -368,8 +371,9 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
                 f"compared. {_REMEDY}"
             ) from error
 
-    def subset(self, items: Iterable[int] | Iterable[str]) -> DynamicItemDataset:
-        """Some of the items, by their numbers in this set, by an array that masks, or by their ids, in the order given.
+    def subset(self, items: Iterable[int] | Iterable[str] | Tensor) -> DynamicItemDataset:
+        """Some of the items, by their numbers in this set, by a mask (an array, a tensor or a list of booleans), or by
+        their ids, in the order given.
 
         It has the rows of this set, which are not copied, and functions and output keys that are its own from now on.
 
@@ -381,21 +385,29 @@ class DynamicItemDataset(Dataset[dict[str, Any]]):
         >>> list(data.subset([2, 0]).data_ids), list(data.subset(["b"]).data_ids)
         (['c', 'a'], ['b'])
         """
-        if isinstance(items, np.ndarray):
-            if items.dtype == np.bool_ and items.shape != (len(self),):
+        given: Any = items.numpy(force=True) if isinstance(items, Tensor) else items
+        if not isinstance(given, np.ndarray):
+            given = list(given)
+            if given and all(isinstance(each, (bool, np.bool_)) for each in given):
+                given = np.array(given)
+        if isinstance(given, np.ndarray):
+            if len(given) and given.dtype.kind not in "iub":
                 raise IndexError(
-                    f"the mask has the shape {items.shape}, and the set has {counted(len(self), 'item')}"
+                    f"the items are an array of {given.dtype}; give numbers, ids, or a mask of booleans"
                 )
-            indices = np.flatnonzero(items) if items.dtype == np.bool_ else items.astype(np.int64)
+            if given.dtype == np.bool_ and given.shape != (len(self),):
+                raise IndexError(
+                    f"the mask has the shape {given.shape}, and the set has {counted(len(self), 'item')}"
+                )
+            indices = np.flatnonzero(given) if given.dtype == np.bool_ else given.astype(np.int64)
         else:
-            given = list(items)
             if given and all(isinstance(each, str) for each in given):
-                numbers = np.fromiter(map(self._rows.number_of, given), np.int64, len(given))  # type: ignore[arg-type]
+                numbers = np.fromiter(map(self._rows.number_of, given), np.int64, len(given))
                 if self._numbers is not None and not np.isin(numbers, self._numbers).all():
                     gone = next(id_ for id_, n in zip(given, numbers, strict=True) if n not in self._numbers)
                     raise KeyError(f"the id {gone!r} is not in this set")
                 return self._over(numbers)
-            indices = np.fromiter(map(operator.index, given), np.int64, len(given))  # type: ignore[arg-type]
+            indices = np.fromiter(map(operator.index, given), np.int64, len(given))
         if len(indices) and not (-len(self) <= indices.min() and indices.max() < len(self)):
             raise IndexError(
                 f"the numbers go from {indices.min()} to {indices.max()}, and the set has {counted(len(self), 'item')}"

@@ -264,6 +264,18 @@ def _name(dataset: Any, index: int) -> Any:
     return dataset.data_ids[index] if isinstance(dataset, DynamicItemDataset) else index
 
 
+def _numbers(dataset: DynamicItemDataset, key: str) -> Array:
+    values = dataset.values(key)
+    try:
+        return np.asarray(values, np.float64)
+    except (ValueError, TypeError) as error:
+        number, value = next(each for each in enumerate(values) if not isinstance(each[1], (int, float)))
+        raise ValueError(
+            f"length_func names the key {key!r}, and of the item {_name(dataset, number)!r} it is {value!r}, which is "
+            "no number. types={...} of from_csv makes numbers of texts"
+        ) from error
+
+
 def _lengths_of(
     dataset: Any, length_func: str | Callable[[dict[str, Any]], float], given: Sequence[float] | None
 ) -> Array:
@@ -279,7 +291,7 @@ def _lengths_of(
             raise ValueError(
                 f"dataset is a {type(dataset).__name__}, of which the lengths are not known: give lengths_list"
             )
-        lengths = np.asarray(dataset.values(length_func), np.float64)
+        lengths = _numbers(dataset, length_func)
     else:
         rows = (
             map(dataset.data.__getitem__, dataset.data_ids)

@@ -178,12 +178,13 @@ class PaddedBatch:
     def _column(
         key: str, values: list[Any], wanted: bool, padding: dict[str, Any], stack: bool, examples: Any
     ) -> Any:
-        if isinstance(values[0], np.ndarray) and values[0].dtype.kind not in "OUSMm":
-            values = [torch.as_tensor(each) if isinstance(each, np.ndarray) else each for each in values]
         kinds = set(map(type, values))
+        if any(issubclass(kind, (np.ndarray, np.generic)) for kind in kinds):
+            values = [_of_numpy(key, *each) for each in zip(values, examples, strict=True)]
+            kinds = set(map(type, values))
         if all(issubclass(kind, Tensor) for kind in kinds):
             shapes = [each.shape for each in values]
-            if wanted and values[0].dim():
+            if wanted and any(shapes):
                 if (
                     len(set(map(len, shapes))) > 1
                     or len(values[0].shape) > 1
@@ -192,10 +193,20 @@ class PaddedBatch:
                     _check_alike(key, values, examples)
                 value = padding.pop("value", 0.0)
                 _no_more(key, padding)
-                return PaddedData(pad_sequence(values, True, value), [shape[0] for shape in shapes])
+                try:
+                    return PaddedData(pad_sequence(values, True, value), [shape[0] for shape in shapes])
+                except (RuntimeError, TypeError) as error:
+                    raise ValueError(
+                        f"the key {key!r} of the items{_ids(examples)} cannot be padded with {value!r}: {error}"
+                    ) from error
             return torch.stack(values) if (stack or not shapes[0]) and len(set(shapes)) == 1 else values
         if kinds <= {int, float, bool}:
-            return torch.tensor(values)
+            try:
+                return torch.tensor(values)
+            except (ValueError, OverflowError, RuntimeError) as error:
+                raise ValueError(
+                    f"the key {key!r} of the items{_ids(examples)} holds a number that no tensor can hold: {error}"
+                ) from error
         return values
 
     def __getattr__(self, name: str) -> Any:
@@ -278,6 +289,21 @@ class PaddedBatch:
         for value in self._values.values():
             if isinstance(value, (PaddedData, Tensor)):
                 value.record_stream(stream)
+
+
+def _of_numpy(key: str, value: Any, example: Mapping[str, Any]) -> Any:
+    """An array or a number of numpy as a tensor, texts and objects as they are."""
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind in "OUSMmV":
+        return value
+    array = np.asarray(value)
+    if not array.dtype.isnative or min(array.strides, default=0) < 0:  # torch reads neither
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    try:
+        return torch.as_tensor(array)
+    except TypeError as error:  # such as float128
+        raise ValueError(
+            f"the key {key!r} is an array of {array.dtype}{_id(example)}, which is no kind of torch's: {error}"
+        ) from error
 
 
 def _moved(value: Any, device: Any, dtype: torch.dtype | None, non_blocking: bool) -> Any:

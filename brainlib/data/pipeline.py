@@ -254,14 +254,17 @@ class Pipeline:
             ItemError: something failed.
         """
         values: dict[str, Any] = {}
-        generators: list[Iterator[Any]] = []
+        generators: list[tuple[DynamicItem, Any]] = []
+        failed: _FailedError | None = None
         try:
             self._run(self._plans.get(keys) or self.plan(keys), columns, number, values, generators)
-        except _FailedError as failed:
-            raise ItemError(f"the item {columns['id'][number]!r}{failed}") from failed.__cause__
+        except _FailedError as error:
+            failed = error
         finally:
-            for generator in generators:  # those that were not gone on with to their end
-                generator.close()  # type: ignore[attr-defined]
+            if generators:
+                failed = _closed(generators, failed)
+        if failed is not None:
+            raise ItemError(f"the item {columns['id'][number]!r}{failed}") from failed.__cause__
         return values
 
     def _run(
@@ -270,7 +273,7 @@ class Pipeline:
         columns: Mapping[str, Sequence[Any]],
         number: int,
         values: dict[str, Any],
-        generators: list[Iterator[Any]],
+        generators: list[tuple[DynamicItem, Any]],
     ) -> None:
         for key in plan.row_keys:
             value = values[key] = columns[key][number]
@@ -294,7 +297,7 @@ class Pipeline:
                 continue
             handed_on = {key: values[key] for key in step.handed_on}
             if item.is_generator:
-                generators.append(result)
+                generators.append((item, result))
                 _go_on(step, result, values)
             else:
                 _take_apart(item, result, values)
@@ -311,7 +314,7 @@ class Pipeline:
         columns: Mapping[str, Sequence[Any]],
         number: int,
         values: dict[str, Any],
-        generators: list[Iterator[Any]],
+        generators: list[tuple[DynamicItem, Any]],
     ) -> None:
         """Take from the disk what a step gives, or else make it, and what it takes."""
         item, above, source = step.item, step.above, step.source
@@ -413,6 +416,20 @@ class _FailedError(Exception):
 
 def _failed(item: DynamicItem, key: str, error: Exception) -> _FailedError:
     return _FailedError(f": {key!r} by {item} failed: {type(error).__name__}: {error}")
+
+
+def _closed(
+    generators: Iterable[tuple[DynamicItem, Any]], failed: _FailedError | None
+) -> _FailedError | None:
+    """Close those that were not gone on with to their end, all of them; returns the first thing that went wrong."""
+    for item, generator in generators:
+        try:
+            generator.close()
+        except Exception as error:  # noqa: BLE001  # the user's own, of the code behind the last value
+            if failed is None:
+                failed = _FailedError(f": {item} failed when it was closed: {type(error).__name__}: {error}")
+                failed.__cause__ = error
+    return failed
 
 
 def _take_apart(item: DynamicItem, result: Any, values: dict[str, Any]) -> None:

@@ -235,8 +235,8 @@ class Rows(Mapping[str, dict[str, Any]]):
 
 
 def _checked(id_: Any, row: Any) -> Mapping[Any, Any]:
-    if not isinstance(id_, str):
-        raise ValueError(f"an id is {id_!r}; it must be a string")
+    if not isinstance(id_, str) or not id_:
+        raise ValueError(f"an id is {id_!r}; it must be a string that is not empty")
     if not isinstance(row, Mapping):
         raise ValueError(
             f"the row of {id_!r} is a {type(row).__name__}; it must be a dict from keys to values"

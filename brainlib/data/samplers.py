@@ -6,6 +6,7 @@ Brain the seed is that of `seed_everything`, else 0, and ``set_epoch`` is yours 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
@@ -114,6 +115,8 @@ class ReproducibleWeightedRandomSampler(ReproducibleRandomSampler):
         epoch: int = 0,
     ) -> None:
         self.weights = torch.as_tensor(weights, dtype=torch.float64)
+        if self.weights.shape == (0,):
+            raise ValueError("there are no weights: the data set is empty, and there is nothing to draw")
         if (
             self.weights.dim() != 1
             or not bool((self.weights >= 0).all())
@@ -174,10 +177,20 @@ class BalancingDataSampler(ReproducibleWeightedRandomSampler):
             if isinstance(dataset, DynamicItemDataset)
             else [item[key] for item in dataset]
         )
-        _, which, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+        values = [value.item() if hasattr(value, "item") else value for value in values]
+        try:
+            counts = Counter(values)
+        except TypeError as error:
+            kinds = sorted({type(value).__name__ for value in values})
+            raise ValueError(
+                f"the values of {key!r} are of the type {', '.join(kinds)}; they must be texts, numbers or tuples, "
+                "which can be counted"
+            ) from error
         self.key, self.num_values = key, len(counts)
-        weights = torch.from_numpy(1.0 / counts[which])
-        super().__init__(weights, num_samples or len(values), replacement, seed, epoch)  # type: ignore[arg-type]
+        weights = [1.0 / counts[value] for value in values]
+        super().__init__(
+            weights, len(weights) if num_samples is None else num_samples, replacement, seed, epoch
+        )
 
     def _what(self) -> str:
         return f"{super()._what()}, {counted(self.num_values, 'value')} of {self.key!r} alike"

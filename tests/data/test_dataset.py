@@ -503,3 +503,56 @@ def test_a_set_tells_what_it_is(data: bl.DynamicItemDataset) -> None:
     assert repr(data.data_ids) == "['utt1', 'utt2', 'utt3']"
     assert repr(data.subset([0]).data) == "{'utt1': {...}}"
     assert repr(bl.DynamicItemDataset({})) == "DynamicItemDataset(0 items; rows: id; items hold the rows)"
+
+
+def test_a_generator_that_fails_when_it_is_closed_is_named_and_the_others_are_closed() -> None:
+    closed = []
+
+    def fails(n: int) -> Any:
+        try:
+            yield n
+            yield n
+        finally:
+            raise ValueError("no disk")
+
+    def well(n: int) -> Any:
+        try:
+            yield n
+            yield n
+        finally:
+            closed.append(n)
+
+    data = bl.DynamicItemDataset({"a": {"n": 1}})
+    data.add_dynamic_item(fails, takes="n", provides=["first", "second"])
+    data.add_dynamic_item(well, takes="n", provides=["third", "fourth"])
+    data.set_output_keys(["first", "third"])
+    with pytest.raises(
+        bl.ItemError, match=r"the item 'a': fails .* failed when it was closed: ValueError: no disk"
+    ):
+        data[0]
+    assert closed == [1]
+
+
+def test_a_mask_is_a_mask_in_any_form_and_fractions_are_no_numbers_of_items() -> None:
+    data = bl.DynamicItemDataset({name: {"n": 1} for name in "abc"})
+    for mask in ([False, True, True], np.array([False, True, True]), torch.tensor([False, True, True])):
+        assert list(data.subset(mask).data_ids) == ["b", "c"]
+    assert list(data.subset(torch.tensor([2, 0])).data_ids) == ["c", "a"]
+    assert len(data.subset(np.array([]))) == 0
+    with pytest.raises(IndexError, match=r"the mask has the shape \(1,\), and the set has 3 items"):
+        data.subset([True])
+    with pytest.raises(IndexError, match="an array of float64; give numbers, ids, or a mask"):
+        data.subset(np.array([0.7]))
+
+
+@pytest.mark.parametrize("test", [None, {"n": bool}])
+def test_fewer_than_no_items_cannot_be_selected(test: Any) -> None:
+    data = bl.DynamicItemDataset({name: {"n": 1} for name in "abc"})
+    assert len(data.filtered_sorted(select_n=0, key_test=test)) == 0
+    with pytest.raises(ValueError, match="select_n is -1; it must be 0 or more"):
+        data.filtered_sorted(select_n=-1, key_test=test)
+
+
+def test_an_id_is_not_empty() -> None:
+    with pytest.raises(ValueError, match="an id is ''; it must be a string that is not empty"):
+        bl.DynamicItemDataset({"": {"n": 1}})

@@ -238,3 +238,11 @@ def test_the_worst_batches(sampler: bl.DynamicBatchSampler) -> None:
     assert int(np.argmax(LENGTHS)) in worst["longest item"]
     assert len(worst["most items"]) == max(map(len, batches))
     assert all(batch in batches for batch in worst.values())
+
+
+def test_a_length_that_is_no_number_names_the_item() -> None:
+    data = bl.DynamicItemDataset({"a": {"n": 1.0}, "b": {"n": "long"}})
+    with pytest.raises(
+        ValueError, match="names the key 'n', and of the item 'b' it is 'long', which is no number"
+    ):
+        bl.DynamicBatchSampler(data, 6.0, length_func="n")

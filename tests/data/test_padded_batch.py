@@ -170,3 +170,43 @@ def test_pinned_memory() -> None:
     assert batch.signal.data.is_pinned() and batch.signal.lengths.is_pinned() and batch.label.is_pinned()
     moved = batch.to("cuda", non_blocking=True)
     assert moved.signal.data.tolist() == [[1.0, 2.0], [3.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([np.float32(1), np.float32(2)], torch.tensor([1.0, 2.0])),
+        ([np.int64(1), np.int64(2)], torch.tensor([1, 2])),
+        ([np.bool_(True), np.bool_(False)], torch.tensor([True, False])),
+        ([np.array(1.5), np.array(2.5)], torch.tensor([1.5, 2.5], dtype=torch.float64)),
+    ],
+)
+def test_numbers_of_numpy_are_numbers(values: list[Any], expected: torch.Tensor) -> None:
+    batch = bl.PaddedBatch([{"x": value} for value in values])
+    assert torch.equal(batch.x, expected) and batch.x.dtype == expected.dtype
+
+
+def test_arrays_that_torch_does_not_read_are_copied() -> None:
+    turned, foreign = np.arange(3.0)[::-1], np.arange(2.0).astype(">f8")
+    batch = bl.PaddedBatch([{"x": turned}, {"x": foreign}])
+    assert batch.x.data.tolist() == [[2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
+    mixed = bl.PaddedBatch([{"x": torch.ones(1)}, {"x": np.ones(2, np.float32)}])
+    assert mixed.x.num == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "told"),
+    [
+        ([2**70, 1], {}, "holds a number that no tensor can hold"),
+        ([torch.ones(2).byte(), torch.ones(3).byte()], {"padding_kwargs": {"value": -1}}, "padded with -1"),
+        ([torch.ones(2), torch.ones(3)], {"padding_kwargs": {"value": "0"}}, "padded with '0'"),
+        ([torch.tensor(1.0), torch.ones(3)], {}, "cannot be padded: "),
+        ([np.ones(2, np.longdouble)], {}, "is an array of float128"),
+    ],
+)
+def test_what_cannot_be_a_tensor_names_its_key_and_ids(
+    values: list[Any], options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match="the key 'x'.*'utt0'") as failure:
+        bl.PaddedBatch([{"id": f"utt{n}", "x": value} for n, value in enumerate(values)], **options)
+    assert told in str(failure.value)

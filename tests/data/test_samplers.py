@@ -219,3 +219,26 @@ def test_batches_and_loaders_tell_what_they_are() -> None:
     assert repr(bl.SaveableDataLoader(Stream(), num_workers=2)).startswith(
         "SaveableDataLoader(Stream, 1 a batch, 2 workers;"
     )
+
+
+def test_values_of_any_kind_are_balanced_as_what_they_are() -> None:
+    def weights(*values: Any) -> list[float]:
+        return bl.BalancingDataSampler([{"x": value} for value in values], "x").weights.tolist()
+
+    assert weights(1, "1", "1") == [1.0, 0.5, 0.5]
+    assert weights(None, "a", "a") == [1.0, 0.5, 0.5]
+    assert weights((1, 2), (1, 2), (2, 3)) == [0.5, 0.5, 1.0]
+    assert weights(torch.tensor(1), torch.tensor(1), torch.tensor(0)) == [0.5, 0.5, 1.0]
+    with pytest.raises(ValueError, match="the values of 'x' are of the type list"):
+        weights([1], [2])
+    with pytest.raises(ValueError, match="num_samples is 0"):
+        bl.BalancingDataSampler([{"x": 1}], "x", num_samples=0)
+
+
+def test_of_nothing_nothing_can_be_drawn() -> None:
+    for make in (
+        lambda: bl.ReproducibleWeightedRandomSampler([], 1),
+        lambda: bl.BalancingDataSampler([], "x"),
+    ):
+        with pytest.raises(ValueError, match="the data set is empty"):
+            make()

@@ -57,7 +57,10 @@ class AccuracyStats(Metric):
                 f"scores of the shape {tuple(log_probabilities.shape)}, targets of the shape {tuple(targets.shape)}: "
                 "give [batch, classes] and [batch], or [batch, time, classes] and [batch, time]"
             )
-        right = log_probabilities.argmax(dim=-1) == targets
+        highest, classes = log_probabilities.max(dim=-1)
+        right = (
+            classes == targets
+        ) & ~highest.isnan()  # a NaN would be the highest, and right where it stands
         inside = torch.ones_like(right)
         if length is not None:
             if targets.dim() != 2:
@@ -111,6 +114,9 @@ class ClassificationStats(Metric):
         Raises:
             ValueError: the numbers of items differ.
         """
+        for name, given in (("predictions", predictions), ("targets", targets)):
+            if isinstance(given, Tensor) and given.dim() != 1:
+                raise ValueError(f"{name} have the shape {tuple(given.shape)}; give a class an item, [batch]")
         told = plain_ids(predictions, len(targets), "targets")
         right = plain_ids(targets, len(targets), "targets")
         self.ids += plain_ids(ids, len(right), "targets")
@@ -196,7 +202,11 @@ class ClassificationStats(Metric):
 
 
 def _in_order(classes: set[Any]) -> list[Any]:
-    """Numbers by size, then texts."""
-    return sorted(
-        classes, key=lambda each: (isinstance(each, str), each if not isinstance(each, str) else 0, str(each))
-    )
+    """Numbers by size, then texts, then whatever else there is."""
+
+    def place(each: Any) -> tuple[int, float, str]:
+        if isinstance(each, (int, float)):
+            return 0, each, ""
+        return (1 if isinstance(each, str) else 2), 0, str(each)
+
+    return sorted(classes, key=place)

@@ -72,8 +72,8 @@ def minDCF(
     """
     if not 0 < p_target < 1:
         raise ValueError(f"p_target={p_target!r}: a probability between 0 and 1")
-    if c_miss <= 0 or c_fa <= 0:
-        raise ValueError(f"c_miss={c_miss!r}, c_fa={c_fa!r}: costs above 0")
+    if not (0 < c_miss < math.inf and 0 < c_fa < math.inf):
+        raise ValueError(f"c_miss={c_miss!r}, c_fa={c_fa!r}: costs above 0, and finite")
     misses, false_alarms, thresholds = _rates(positive_scores, negative_scores)
     costs = c_miss * misses * p_target + c_fa * false_alarms * (1 - p_target)
     best = int(costs.argmin())

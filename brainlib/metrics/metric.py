@@ -162,10 +162,17 @@ def plain_ids(ids: Iterable[Any], number: int, what: str) -> list[Any]:
     """
     if isinstance(ids, str):
         raise ValueError(f"the ids are one text, {ids!r}; give a list, one id an item")
-    listed = ids.tolist() if isinstance(ids, Tensor) else [e.item() if hasattr(e, "item") else e for e in ids]
+    listed = ids.tolist() if isinstance(ids, Tensor) else [_plain(each) for each in ids]
     if len(listed) != number:
         raise ValueError(f"{counted(len(listed), 'id')} and {number} {what}: one of each an item")
     return listed
+
+
+def _plain(value: Any) -> Any:
+    """What a checkpoint can hold: of a number of numpy the number, of a path its text."""
+    if hasattr(value, "item"):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 @contextmanager

@@ -260,7 +260,11 @@ class CategoricalEncoder:
             OSError: there is none.
             ValueError: it is no label file; the message names the line.
         """
-        self._take(Path(path).read_text(encoding="utf-8"), os.fspath(path))
+        try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{os.fspath(path)} is not UTF-8, so it is no label file: {error}") from error
+        self._take(text, os.fspath(path))
 
     def load_if_possible(self, path: str | os.PathLike[str]) -> bool:
         """Take over a label file, if there is one; says whether there was.
@@ -442,7 +446,19 @@ def _bare(label: Any) -> Any:
         raise ValueError(
             f"{label!r} is a {type(label).__name__}; labels are text, numbers, or tuples of them"
         )
+    if type(label) in (float, tuple) and not _comes_back(label):
+        raise ValueError(
+            f"the label {label!r} cannot be read back from a label file; labels are text, finite numbers, or tuples of "
+            "them"
+        )
     return label
+
+
+def _comes_back(label: Any) -> bool:
+    try:
+        return bool(ast.literal_eval(repr(label)) == label)
+    except (ValueError, SyntaxError, TypeError):
+        return False
 
 
 def _number(numbers: dict[Any, int], label: Any) -> str:

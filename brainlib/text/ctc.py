@@ -175,19 +175,44 @@ class CTCTextEncoder(TextEncoder):
         eos_label: Hashable | None = None,
         blank_label: Hashable | None = None,
     ) -> None:
-        super().__init__(starting_index, unk_label, bos_label, eos_label)
         self.blank_label: Any = None
+        super().__init__(starting_index, unk_label, bos_label, eos_label)
         if blank_label is not None:
             self.insert_blank(blank_label, starting_index)
 
     def insert_blank(self, blank_label: Hashable = "<blank>", index: int = 0) -> None:
-        """Give the blank this number; whichever had it moves behind the others."""
+        """Give the blank this number; whichever had it moves behind the others.
+
+        Raises:
+            ValueError: it is a label of the texts already.
+        """
+        self._check_blank(blank_label)
         self.enforce_label(blank_label, index)
         self.blank_label = self.ind2lab[index]
 
     def add_blank(self, blank_label: Hashable = "<blank>") -> None:
-        """Number the blank behind the others."""
+        """Number the blank behind the others.
+
+        Raises:
+            ValueError: it is a label of the texts already.
+        """
+        self._check_blank(blank_label)
         self.blank_label = self.ind2lab[self.ensure_label(blank_label)]
+
+    def add_unk(self, unk_label: Hashable = "<unk>") -> int:
+        """As in `CategoricalEncoder`; the blank cannot stand for unknown tokens."""
+        if self.blank_label is not None and unk_label == self.blank_label:
+            raise ValueError(
+                f"{unk_label!r} is the blank, which is no token, so it cannot stand for unknown ones; take another"
+            )
+        return super().add_unk(unk_label)
+
+    def _check_blank(self, label: Hashable) -> None:
+        if label in self.lab2ind and label != self.blank_label:
+            raise ValueError(
+                f"the blank is to be {label!r}, which is a label already, {self.lab2ind[label]}: it would be taken out "
+                "of all that is decoded. Take a label that no text has"
+            )
 
     def get_blank_index(self) -> int:
         """The number of the blank."""

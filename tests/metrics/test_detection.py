@@ -83,6 +83,9 @@ def test_costs_that_cannot_be_are_refused() -> None:
         minDCF([1.0], [0.0], p_target=1)
     with pytest.raises(ValueError, match="c_miss=0, c_fa=1.0: costs above 0"):
         minDCF([1.0], [0.0], c_miss=0)
+    for cost in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="costs above 0, and finite"):
+            minDCF([1.0], [0.0], c_fa=cost)
 
 
 def test_a_million_trials_need_memory_in_proportion() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,3 +109,23 @@ def test_a_class_that_never_occurs_and_one_that_is_never_predicted() -> None:
         "yes        0   0    1\n" + "=" * 80 + "\n"
         "b: maybe instead of no\n"
     )
+
+
+def test_scores_that_are_no_numbers_are_never_right() -> None:
+    stats = AccuracyStats()
+    stats.append(torch.tensor([[math.nan, math.nan], [0.1, math.nan], [0.9, 0.1]]), torch.tensor([0, 1, 0]))
+    assert stats.summarize() == 1 / 3
+
+
+def test_classes_of_several_kinds_have_an_order() -> None:
+    stats = ClassificationStats()
+    stats.append(["1", "2", "3", "4"], [2, None, "a", (1, 2)], [1.5, "b", "a", True])
+    assert list(stats.summarize("confusion_matrix")) == [True, 1.5, 2, "a", "b", (1, 2), None]
+    with pytest.raises(ValueError, match=r"predictions have the shape \(2, 2\)"):
+        stats.append(["5", "6"], torch.zeros(2, 2), torch.zeros(2))
+
+
+def test_a_path_as_an_id_is_kept_as_its_text() -> None:
+    stats = MetricStats(lambda scores: scores)
+    stats.append([Path("a.wav"), "b"], torch.tensor([1.0, 2.0]))
+    assert stats.state_dict()["ids"] == ["a.wav", "b"]

@@ -332,3 +332,36 @@ def test_greedy_decoding_reads_as_far_as_an_item_goes() -> None:
     assert encoder.decode_greedy(log_probs) == [["a", "a"], ["b", "a"]]
     assert encoder.decode_greedy(log_probs, torch.tensor([4, 3])) == [["a", "a"], ["b"]]
     assert encoder.decode_greedy(log_probs, torch.tensor([0.5, 0.25])) == [["a"], []]
+
+
+@pytest.mark.parametrize("label", [float("inf"), float("nan"), (1, float("inf")), (1, None, object())])
+def test_a_label_that_a_file_could_not_give_back_is_refused(label: Any) -> None:
+    with pytest.raises(ValueError, match="cannot be read back from a label file"):
+        CategoricalEncoder().add_label(label)
+
+
+def test_a_label_file_of_another_encoding_is_named_and_a_mark_of_order_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "labels.txt"
+    encoder = CategoricalEncoder()
+    encoder.update_from_iterable(["é"])
+    encoder.save(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    other = CategoricalEncoder()
+    other.load(path)
+    assert other.lab2ind == encoder.lab2ind
+    path.write_bytes("'é' => 0\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"labels\.txt is not UTF-8, so it is no label file"):
+        other.load(path)
+
+
+def test_the_blank_is_no_token() -> None:
+    encoder = CTCTextEncoder()
+    encoder.update_from_iterable(["ab"])
+    for put in (encoder.insert_blank, encoder.add_blank):
+        with pytest.raises(ValueError, match="the blank is to be 'a', which is a label already, 0"):
+            put("a")
+    encoder.insert_blank("<blank>")
+    encoder.insert_blank("<blank>")
+    assert encoder.lab2ind == {"<blank>": 0, "b": 1, "a": 2}
+    with pytest.raises(ValueError, match="'<blank>' is the blank, which is no token"):
+        encoder.add_unk("<blank>")

@@ -54,7 +54,8 @@ class Augmentation(nn.Module):
             The same shape and type, on the same device. The input is left alone.
 
         Raises:
-            ValueError: for another number of dimensions.
+            ValueError: for another number of dimensions, items that are no floating-point numbers, or lengths that are
+                not one an item.
         """
         if not self.training:
             return items
@@ -64,9 +65,16 @@ class Augmentation(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: the items have the shape {tuple(items.shape)}; give {self.shape}"
             )
+        if not items.is_floating_point():
+            raise ValueError(
+                f"{type(self).__name__}: the items are of the type {items.dtype}; give floating-point numbers"
+            )
         counts = self.counts_of(items, lengths)
+        if not items.numel():
+            return items
         chosen = (torch.rand(len(items)) < self.prob).to(items.device)  # drawn in any case
-        changed = self.augment(items, counts).to(items.dtype)
+        wide = items.to(torch.promote_types(items.dtype, torch.float32))  # no transform is defined on 16 bits
+        changed = self.augment(wide, counts).to(items.dtype)
         keep = _fit(chosen, items)
         if lengths is not None:
             keep = keep & _fit(length_mask(counts, items.shape[1]), items)
@@ -85,7 +93,7 @@ class Augmentation(nn.Module):
         """The lengths as counts on the items' device, [B]."""
         if lengths is None:
             return torch.full((len(items),), items.shape[1], dtype=torch.int64, device=items.device)
-        return absolute_lengths(lengths, items.shape[1]).to(items.device)
+        return absolute_lengths(lengths, items.shape[1], len(items)).to(items.device)
 
     def draw(self, items: Tensor, low: float, high: float, *shape: int) -> Tensor:
         """Numbers between two limits, [B, *shape], float32, on the items' device; drawn on the CPU."""

@@ -110,11 +110,14 @@ class Fbank(nn.Module):
             raise ValueError(f"waves have the shape {tuple(waves.shape)}; give [batch, time] or [time]")
         if waves.dim() == 1:
             return self.forward(waves.unsqueeze(0)).squeeze(0)
+        if not len(waves):
+            waves = waves.new_zeros(1, waves.shape[1])  # torch transforms no batch of nothing
+            return self.forward(waves)[:0]
         with torch.autocast(waves.device.type, enabled=False):
             features = self._features(waves.float())
         if lengths is None:
             return features
-        frames = self.num_frames(absolute_lengths(lengths, waves.shape[1]))
+        frames = self.num_frames(absolute_lengths(lengths, waves.shape[1], len(waves)))
         return features * length_mask(frames, features.shape[1]).unsqueeze(-1)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
@@ -197,7 +200,9 @@ class Deltas(nn.Module):
         """
         if features.dim() == 2:
             return self.forward(features.unsqueeze(0)).squeeze(0)
-        counts = None if lengths is None else absolute_lengths(lengths, features.shape[1])
+        if not features.numel():
+            return features.new_zeros(*features.shape[:-1], features.shape[-1] * (1 + self.append))
+        counts = None if lengths is None else absolute_lengths(lengths, features.shape[1], len(features))
         parts = [features]
         for _ in range(max(1, self.append)):
             parts.append(self._once(parts[-1], counts))

@@ -134,6 +134,7 @@ def read_audio(
     ...     read_audio(f"{folder}/a.wav"), read_audio(f"{folder}/a.wav", start=2 / 8000)
     (tensor([0.0000, 0.1250, 0.2500, 0.3750]), tensor([0.2500, 0.3750]))
     """
+    _check_wanted(sample_rate, channel)
     with _opened(path) as (name, file):
         rate = file.samplerate
         if sample_rate is not None and rate != sample_rate and not resample:
@@ -280,8 +281,8 @@ def write_audio(
             float32 as it is, also beyond 1.
 
     Raises:
-        ValueError: for an unknown end of name, nothing to write, or samples that are not finite or beyond 1, which
-            would be clipped.
+        ValueError: for an unknown end of name, nothing to write, a rate, subtype or number of channels that such a file
+            cannot have, or samples that are not finite or beyond 1, which would be clipped.
         OSError: the disk refused.
 
     >>> import tempfile
@@ -295,6 +296,12 @@ def write_audio(
     if suffix not in _SUBTYPES:
         raise ValueError(
             f"{name}: audio is written as {quoted(_SUBTYPES)}, by the end of the name, and this is {suffix!r}"
+        )
+    _check_rate("sample_rate", sample_rate)
+    if not isinstance(samples, Tensor) or samples.is_complex():
+        kind = samples.dtype if isinstance(samples, Tensor) else type(samples).__name__
+        raise ValueError(
+            f"{name}: the samples are {kind}; give a tensor of real numbers, [time] or [channel, time]"
         )
     if samples.dim() not in (1, 2) or not samples.numel():
         raise ValueError(
@@ -313,15 +320,19 @@ def write_audio(
     if subtype == "PCM_16":
         values = np.rint(values * 32768).clip(-32768, 32767).astype(np.int16)
     values = values.T  # [time] or [time, channel]
+    channels = 1 if values.ndim == 1 else values.shape[1]
     with io.BytesIO() as memory:
-        with soundfile.SoundFile(
-            memory,
-            "w",
-            int(sample_rate),
-            1 if values.ndim == 1 else values.shape[1],
-            subtype=subtype,
-            format=suffix[1:],
-        ) as file:
+        try:
+            file = soundfile.SoundFile(
+                memory, "w", int(sample_rate), channels, subtype=subtype, format=suffix[1:]
+            )
+        except (soundfile.LibsndfileError, ValueError) as error:
+            told = getattr(error, "error_string", error)
+            raise ValueError(
+                f"{name}: there is no {suffix[1:]} of {counted(channels, 'channel')} with subtype={subtype!r} at "
+                f"{sample_rate} Hz: {told}"
+            ) from error
+        with file:
             for first in range(0, len(values), _WRITTEN_AT_ONCE):
                 file.write(np.ascontiguousarray(values[first : first + _WRITTEN_AT_ONCE]))
         write_atomic(name, memory.getvalue())
@@ -336,7 +347,10 @@ def resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
         to_rate: the rate it gets, in Hz.
 
     Returns:
-        [..., ceil(time · to_rate / from_rate)], on the same device.
+        [..., ceil(time · to_rate / from_rate)], of the same type on the same device.
+
+    Raises:
+        ValueError: for samples that are no floating-point numbers, or rates that are no positive whole ones.
 
     >>> resample(torch.ones(2, 100), 16000, 8000).shape
     torch.Size([2, 50])
@@ -345,13 +359,21 @@ def resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
 
 
 def _resampled(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
-    resampled: Tensor = _resampler(from_rate, to_rate, str(samples.device))(samples)
-    return resampled
+    _check_rate("from_rate", from_rate)
+    _check_rate("to_rate", to_rate)
+    if not samples.is_floating_point():
+        raise ValueError(f"the samples are of the type {samples.dtype}; give floating point, from -1 to 1")
+    if not samples.numel():
+        return samples.new_zeros(*samples.shape[:-1], -(-samples.shape[-1] * int(to_rate) // int(from_rate)))
+    kind = torch.promote_types(samples.dtype, torch.float32)  # the kernel is in this: not in 16 bits
+    player = _resampler(int(from_rate), int(to_rate), str(samples.device), kind)
+    resampled: Tensor = player(samples.to(kind))
+    return resampled.to(samples.dtype)
 
 
 @lru_cache(maxsize=16)
-def _resampler(from_rate: int, to_rate: int, device: str) -> Any:
-    return Resample(from_rate, to_rate).to(device)
+def _resampler(from_rate: int, to_rate: int, device: str, kind: torch.dtype) -> Any:
+    return Resample(from_rate, to_rate, dtype=kind if kind is torch.float64 else None).to(device)
 
 
 # ---- reading
@@ -418,9 +440,9 @@ class _WavHeader(NamedTuple):
     def read(descriptor: int) -> _WavHeader | None:
         """None for what is no wav, or does not say where it ends; libsndfile is to judge that."""
         head = os.pread(descriptor, 256, 0)
-        if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
+        if head[:4] not in (b"RIFF", b"RF64") or head[8:12] != b"WAVE":
             return None
-        place, form = 12, b""
+        place, form, wide = 12, b"", None
         while True:
             chunk = head[place : place + 24]
             if len(chunk) < 24:
@@ -430,7 +452,11 @@ class _WavHeader(NamedTuple):
             kind, length = chunk[:4], int.from_bytes(chunk[4:8], "little")
             if kind == b"fmt ":
                 form = chunk[8:]
+            elif kind == b"ds64":  # of a file that may be longer than 4 GB: there the length is
+                wide = int.from_bytes(chunk[16:24], "little")
             elif kind == b"data":
+                if wide is not None and length == 0xFFFFFFFF:
+                    return _WavHeader(form, place + 8, wide) if len(form) == 16 else None
                 return _WavHeader(form, place + 8, length) if length < _UNSAID and len(form) == 16 else None
             place += 8 + length + length % 2
 
@@ -512,7 +538,6 @@ def _decoded(name: str, file: Any, first: int, count: int) -> Any:
 
 def _one_channel(name: str, samples: Any, channel: int | str | None) -> Any:
     """[time] of [time, channel]."""
-    _check_wanted(None, channel)
     number = samples.shape[1]
     if channel == "mix":
         return samples.mean(axis=1)
@@ -528,8 +553,14 @@ def _one_channel(name: str, samples: Any, channel: int | str | None) -> Any:
 
 
 def _check_wanted(sample_rate: int | None, channel: int | str | None) -> None:
-    if sample_rate is not None and (isinstance(sample_rate, bool) or sample_rate < 1):
-        raise ValueError(f"sample_rate={sample_rate!r}: give a number of samples a second, such as 16000")
+    if sample_rate is not None:
+        _check_rate("sample_rate", sample_rate)
     whole = isinstance(channel, int) and not isinstance(channel, bool) and channel >= 0
     if not (channel is None or channel == "mix" or whole):
         raise ValueError(f"channel={channel!r}: give a number from 0, 'mix' or None")
+
+
+def _check_rate(name: str, rate: Any) -> None:
+    number = isinstance(rate, (int, float, np.integer)) and not isinstance(rate, bool)
+    if not number or rate < 1 or not float(rate).is_integer():
+        raise ValueError(f"{name}={rate!r}: give a number of samples a second, a whole one such as 16000")

@@ -222,7 +222,7 @@ def _mask(features: Tensor, lengths: Tensor | None) -> Tensor:
     """Where an item is, [B, F]."""
     if lengths is None:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
-    return length_mask(lengths.to(features.device), features.shape[1])
+    return length_mask(lengths.to(features.device), features.shape[1], len(features))
 
 
 def _moments(features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,10 @@ class SpeedPerturb(nn.Module):
 
         Returns:
             [B, longest], padded with zeros; and [B] lengths, parts where parts were given and counts otherwise.
+
+        Raises:
+            ValueError: for another number of dimensions, waves that are no floating-point numbers, or lengths that are
+                not one an item.
         """
         if waves.dim() == 1:
             waves, counts = self.forward(waves.unsqueeze(0), None if lengths is None else lengths.reshape(1))
@@ -96,20 +101,27 @@ class SpeedPerturb(nn.Module):
         >>> SpeedPerturb(8000, [50]).played(torch.ones(2, 100), torch.tensor([60, 60]), torch.tensor([50, 100]))[1]
         tensor([120,  60])
         """
+        if waves.dim() != 2 or not waves.is_floating_point():
+            raise ValueError(
+                f"SpeedPerturb: the waves have the shape {tuple(waves.shape)} and the type {waves.dtype}; give "
+                "[batch, time] or [time] in floating point"
+            )
         told = speeds.tolist()
         if unknown := sorted(set(told) - {100, *self.speeds}):
             raise ValueError(f"speeds={unknown}: each is 100 or one of {self.speeds}")
-        if set(told) <= {100}:
-            return waves, lengths
         parts = lengths.is_floating_point()
-        counts = absolute_lengths(lengths, waves.shape[1]).cpu()  # the new sizes have to be known here
+        counts = absolute_lengths(lengths, waves.shape[1], len(waves))
+        if set(told) <= {100} or not waves.numel():
+            return waves, lengths
+        counts = counts.cpu()  # the new sizes have to be known here
         played: list[Tensor] = list(waves)
         new_counts = counts.clone()
         for speed, player in zip(self.speeds, self.players, strict=True):
             places = [place for place, each in enumerate(told) if each == speed]
             if places and speed != 100:
                 new_counts[places] = -(-counts[places] * 100 // speed)
-                for place, wave in zip(places, player(waves[places]), strict=True):
+                kind = next(player.buffers()).dtype  # of the kernel
+                for place, wave in zip(places, player(waves[places].to(kind)), strict=True):
                     played[place] = wave
         size = int(new_counts.max())
         result = waves.new_zeros(len(waves), size)
@@ -153,6 +165,8 @@ class AddNoise(Augmentation):
         super().__init__(prob)
         if snr_low > snr_high:
             raise ValueError(f"snr_low={snr_low!r} is above snr_high={snr_high!r}")
+        if not (math.isfinite(snr_low) and math.isfinite(snr_high)):
+            raise ValueError(f"snr_low={snr_low!r}, snr_high={snr_high!r}: finite numbers, in dB")
         self.snr_low, self.snr_high = snr_low, snr_high
         self.num_noises = 0 if noises is None else len(noises)
         if noises is not None:

@@ -80,19 +80,21 @@ def frames_to_seconds(num_frames: int, hop_samples: int, sample_rate: int) -> fl
     return num_frames * hop_samples / sample_rate
 
 
-def absolute_lengths(lengths: Tensor, size: int) -> Tensor:
+def absolute_lengths(lengths: Tensor, size: int, num_items: int | None = None) -> Tensor:
     """Lengths as counts, whichever way they were given.
 
     Args:
         lengths: [batch]; integers are counts and stay, floats are parts of `size`, from 0 to 1, and are rounded to the
             nearest count.
         size: that of the dimension they are lengths of (samples, frames, tokens).
+        num_items: of how many items; None: it is not looked at.
 
     Returns:
         [batch], int64, on the same device.
 
     Raises:
-        ValueError: for lengths that are out of range. On an accelerator this is not looked at, since it would wait.
+        ValueError: for more or fewer lengths than items, and for lengths that are out of range. On an accelerator the
+            latter is not looked at, since it would wait.
 
     >>> absolute_lengths(torch.tensor([1.0, 0.5]), 5), absolute_lengths(torch.tensor([5, 2]), 5)
     (tensor([5, 2]), tensor([5, 2]))
@@ -100,6 +102,10 @@ def absolute_lengths(lengths: Tensor, size: int) -> Tensor:
     if lengths.dim() != 1:
         raise ValueError(
             f"lengths have the shape {tuple(lengths.shape)}; give one number an item, so [batch]"
+        )
+    if num_items is not None and len(lengths) != num_items:
+        raise ValueError(
+            f"there are {len(lengths)} lengths and a batch of {num_items}; give one number an item"
         )
     relative = lengths.is_floating_point()
     if lengths.device.type == "cpu" and len(lengths):
@@ -124,12 +130,12 @@ def relative_lengths(lengths: Tensor, size: int) -> Tensor:
     return (lengths.double() / size).float()
 
 
-def length_mask(lengths: Tensor, size: int) -> Tensor:
-    """Where there is something: True up to the length of each item, [batch, size].
+def length_mask(lengths: Tensor, size: int, num_items: int | None = None) -> Tensor:
+    """Where there is something: True up to the length of each item, [batch, size]; arguments as `absolute_lengths`.
 
     >>> length_mask(torch.tensor([3, 1]), 3).int()
     tensor([[1, 1, 1],
             [1, 0, 0]], dtype=torch.int32)
     """
-    counts = absolute_lengths(lengths, size)
+    counts = absolute_lengths(lengths, size, num_items)
     return torch.arange(size, device=counts.device) < counts.unsqueeze(1)

@@ -66,7 +66,7 @@ class AccuracyStats(Metric):
             if targets.dim() != 2:
                 raise ValueError("lengths belong to sequences, and the targets are [batch]")
             inside = length_mask(
-                absolute_lengths(length, targets.shape[1]).to(targets.device), targets.shape[1]
+                absolute_lengths(length, targets.shape[1], len(targets)).to(targets.device), targets.shape[1]
             )
         self._waiting.append(torch.stack([(right & inside).sum(), inside.sum()]))
 

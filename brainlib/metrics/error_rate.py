@@ -162,7 +162,7 @@ class ErrorRateStats(Metric):
     ) -> list[list[Any]]:
         if lengths is not None:
             size = batch.shape[1] if isinstance(batch, Tensor) else max(map(len, batch), default=0)
-            counts = absolute_lengths(lengths, size).tolist()
+            counts = absolute_lengths(lengths, size, len(batch)).tolist()
             listed = batch.tolist() if isinstance(batch, Tensor) else batch
             batch = [list(each)[:count] for each, count in zip(listed, counts, strict=True)]
         elif isinstance(batch, Tensor):

@@ -256,7 +256,7 @@ class CTCTextEncoder(TextEncoder):
         best = probabilities.argmax(dim=-1)
         paths = best.tolist()
         if lengths is not None:
-            counts = absolute_lengths(lengths, best.shape[1]).tolist()
+            counts = absolute_lengths(lengths, best.shape[1], len(best)).tolist()
             paths = [path[:count] for path, count in zip(paths, counts, strict=True)]
         return [self.decode_ndim(self.collapse_indices_ndim(path)) for path in paths]
 

@@ -14,12 +14,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from brainlib.audio import (
+    MFCC,
     VTLP,
     AddNoise,
     AddReverb,
     Augmentation,
+    Deltas,
     DropChunk,
     DropFreq,
+    Fbank,
+    InputNormalization,
     SpecAugment,
     SpeedPerturb,
     TimeShift,
@@ -462,3 +466,52 @@ def test_warping_moves_energy_as_the_paper_says() -> None:
 def test_a_warping_that_cannot_be_is_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         VTLP(RATE, **arguments)
+
+
+def every_kind() -> list[Any]:
+    return [
+        SpeedPerturb(8000),
+        AddNoise(),
+        AddNoise([torch.ones(3)]),
+        AddReverb([torch.randn(20)]),
+        TimeShift(0.1, 8000),
+        DropFreq(),
+        DropChunk(),
+    ]
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_waves_of_any_floating_point_are_augmented(kind: torch.dtype) -> None:
+    for augment in every_kind():
+        made = augment(torch.randn(3, 400).to(kind))
+        made = made[0] if isinstance(made, tuple) else made
+        assert made.dtype == kind and made.isfinite().all(), augment
+        with pytest.raises(ValueError, match="floating"):
+            augment(torch.ones(3, 400, dtype=torch.int16))
+
+
+@pytest.mark.parametrize("shape", [(0,), (1, 0), (0, 50), (0, 0), (1,), (1, 1), (2, 2)])
+def test_batches_and_items_of_hardly_anything(shape: tuple[int, ...]) -> None:
+    for augment in every_kind():
+        made = augment(torch.randn(shape))
+        made = made[0] if isinstance(made, tuple) else made
+        assert made.dim() == len(shape) and made.isfinite().all(), augment
+    for features in (Fbank(8000, n_mels=20), MFCC(8000, n_mels=20)):
+        made = features(torch.randn(shape))
+        assert made.shape[:-2] == shape[:-1] and made.isfinite().all()
+        assert Deltas(append=1)(made).shape == (*made.shape[:-1], 2 * made.shape[-1])
+    assert Deltas()(torch.zeros(2, 0, 13)).shape == (2, 0, 13)
+
+
+def test_lengths_are_one_an_item() -> None:
+    waves, lengths = torch.randn(3, 400), torch.tensor([400])
+    for module in (*every_kind(), Fbank(8000, n_mels=20), Deltas(), InputNormalization("utterance")):
+        given = waves if not isinstance(module, (Deltas, InputNormalization)) else torch.randn(3, 400, 2)
+        with pytest.raises(ValueError, match="there are 1 lengths and a batch of 3"):
+            module(given, lengths)
+
+
+@pytest.mark.parametrize("snr", [math.nan, math.inf, -math.inf])
+def test_a_ratio_that_is_no_number_is_refused(snr: float) -> None:
+    with pytest.raises(ValueError, match="finite numbers, in dB"):
+        AddNoise(snr_low=snr, snr_high=snr)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -436,3 +438,73 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, wave: Tens
         write_audio(tmp_path / "a.mp3", wave, RATE)
     assert torch.equal(read_audio(path), wave)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_another_rate_for_samples_of_any_kind() -> None:
+    wave = torch.sin(torch.arange(400, dtype=torch.float64) / 5)
+    exact = resample(wave, 8000, 16000)
+    assert exact.dtype == torch.float64 and exact.shape == (800,)
+    for kind, near in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
+        made = resample(wave.to(kind), 8000, 16000)
+        assert made.dtype == kind and (made.double() - exact).abs().max() < near
+    assert resample(torch.zeros(2, 0), 8000, 16000).shape == (2, 0)
+    with pytest.raises(ValueError, match="the samples are of the type torch.int16"):
+        resample(torch.zeros(5, dtype=torch.int16), 8000, 16000)
+
+
+@pytest.mark.parametrize("rate", [0, -8000, 44100.5, "8000", True, math.inf])
+def test_a_rate_is_a_positive_whole_number(tmp_path: Path, rate: Any) -> None:
+    write_audio(tmp_path / "a.wav", torch.zeros(5), 8000)
+    for use in (
+        lambda: read_audio(tmp_path / "a.wav", sample_rate=rate, resample=True),
+        lambda: write_audio(tmp_path / "b.wav", torch.zeros(5), rate),
+        lambda: resample(torch.zeros(5), 8000, rate),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"rate={rate!r}: give a number of samples a second")):
+            use()
+    assert not (tmp_path / "b.wav").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "rate", "subtype", "told"),
+    [
+        ("a.flac", torch.zeros(5), 8000, "FLOAT", "no flac of 1 channel with subtype='FLOAT' at 8000 Hz"),
+        ("a.wav", torch.zeros(5), 8000, "NOPE", "no wav of 1 channel with subtype='NOPE' at 8000 Hz"),
+        ("a.flac", torch.zeros(9, 5), 8000, None, "no flac of 9 channels with subtype='PCM_16' at 8000 Hz"),
+        (
+            "a.flac",
+            torch.zeros(5),
+            1_000_000,
+            None,
+            "no flac of 1 channel with subtype='PCM_16' at 1000000 Hz",
+        ),
+        ("a.wav", np.zeros(5), 8000, None, "the samples are ndarray; give a tensor of real numbers"),
+        (
+            "a.wav",
+            torch.zeros(5, dtype=torch.complex64),
+            8000,
+            None,
+            "the samples are torch.complex64; give a tensor",
+        ),
+    ],
+)
+def test_what_cannot_be_written_names_the_file(
+    tmp_path: Path, name: str, samples: Any, rate: int, subtype: str | None, told: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / name}: ")) as failure:
+        write_audio(tmp_path / name, samples, rate, subtype)
+    assert told in str(failure.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
+def test_a_wav_for_more_than_4_gb_that_was_cut_off(tmp_path: Path, subtype: str) -> None:
+    path = tmp_path / "a.wav"
+    wave = np.sin(np.arange(4000) / 9) / 2
+    soundfile.write(path, wave, 8000, subtype=subtype, format="RF64")
+    whole = path.read_bytes()
+    assert whole[:4] == b"RF64"
+    assert (read_audio(path) - torch.from_numpy(wave)).abs().max() < 1e-4
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(AudioError, match="its header speaks of") as failure:
+        read_audio(path)
+    assert failure.value.kind == "truncated"

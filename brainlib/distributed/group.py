@@ -75,10 +75,12 @@ class Link:
 
     def open_group(self, device: torch.device, options: DistributedOptions) -> None:
         """Make the process group unless there is one. All ranks."""
-        self.timeout = float(options.dist_timeout_seconds)
+        before, self.timeout = self.timeout, float(options.dist_timeout_seconds)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if dist.is_initialized():
+            if self._ours and self.timeout != before:  # a group that is the user's own keeps its time
+                dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=self.timeout))
             return
         with self.peers.explained():
             self.peers.learn()  # as far as they have come: one may be gone before all have

@@ -152,14 +152,29 @@ class Peers:
         while True:
             self.raise_if_lost(error)
             if time.monotonic() >= end:
-                self._end(
-                    f"the exchange with the other ranks has failed: {_first_line(error)}. As far as one can see all "
-                    "live: one of them is stuck, or has gone on to something else, as after an iterable that gave it "
-                    "fewer batches. Each rank reads the same one whole; where one only needs longer, raise "
-                    "dist_timeout_seconds",
-                    error,
-                )
+                told = f"the exchange with the other ranks has failed: {_first_line(error)}"
+                self._end(told + self._why_not(error), error)
             time.sleep(0.05)
+
+    def _why_not(self, error: BaseException) -> str:
+        """What else can be said of an exchange that has failed, where nobody has."""
+        try:
+            done = [
+                str(rank)
+                for rank in range(self._world.size)
+                if rank != self._world.rank and self._store.check([f"end/{rank}"])
+            ]
+        except RuntimeError:  # of the store: the process that held it is gone
+            done = []
+        if done:
+            return f". Rank {', '.join(done)} came to the end of the script before: all have to make the same calls"
+        if "imed out" in str(error):
+            return (
+                ". As far as one can see all live: one is stuck, or has gone on to something else, as after an "
+                "iterable that gave it fewer batches (each rank reads the same one, whole). Where one only needs "
+                "longer, raise dist_timeout_seconds"
+            )
+        return ""
 
     def explains(self, error: BaseException) -> bool:
         """Leave a note of an error that nobody has caught; or say in one line that another rank's end is the reason.

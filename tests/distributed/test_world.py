@@ -287,3 +287,32 @@ def test_spawn_returns_what_each_returned() -> None:
     assert bl.spawn(one_of_two, 2, args=("hi",)) == [("hi", 0, [0, 1]), ("hi", 1, [0, 1])]
     with pytest.raises(ValueError, match="devices names 1"):
         bl.spawn(one_of_two, 2, devices="4")
+
+
+def waits_for_who_does_not_come(seconds: float) -> None:
+    bl.ddp_init_group({"device": "cpu"})
+    bl.Brain(run_opts={"device": "cpu", "dist_timeout_seconds": seconds})
+    if World.from_environment().rank == 1:
+        time.sleep(30)
+    torch.distributed.barrier()
+
+
+def test_the_time_that_a_brain_is_given_is_that_of_a_group_that_was_made_before(
+    host: Host, tmp_path: Path
+) -> None:
+    waits, sleeps = host.start(waits_for_who_does_not_come, tmp_path, 2.0, limit=8)
+    assert waits.status == 1 and waits.seconds < 7, waits.output
+    assert "Timed out" in waits.output and "raise dist_timeout_seconds" in waits.output
+    assert sleeps.status != 0
+
+
+def ends_before() -> None:
+    bl.ddp_init_group({"device": "cpu"})
+    if World.from_environment().rank == 0:
+        bl.gather(0)
+
+
+def test_a_rank_that_ended_before_is_named(host: Host, tmp_path: Path) -> None:
+    waits, ended = host.start(ends_before, tmp_path)
+    assert waits.status == 1 and ended.status == 0
+    assert "Rank 1 came to the end of the script before: all have to make the same calls" in waits.output

@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_each_is_a_clear_error(results: list[dict[str, Any]]) -> None:
     assert len(results) >= 300 and len({each["name"] for each in results}) == len(results)
-    kinds = ("CheckpointError: ", "DamagedCheckpointError: ")
+    kinds = ("CheckpointError: ", "DamagedCheckpointError: ", "UnfitCheckpointError: ")
     unclear = [
         (each["name"], each["error"][:200])
         for each in results

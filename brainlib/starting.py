@@ -200,8 +200,8 @@ def take_origin(brain: Brain) -> None:
         brain._state.origin.begin(brain.checkpointer, brain._state)
     except UnfitCheckpointError as error:
         folder, of = brain._experiment, error.checkpoint
-        former = None if folder is None else former_hyperparams(folder, of.time)
-        if former is None:
+        former = None if folder is None or of is None else former_hyperparams(folder, of.time)
+        if of is None or former is None:
             raise
         raise CheckpointError(
             f"{error}\n{former} is what {of.path.name} was trained with; the hyperparams.yaml beside it is that of "

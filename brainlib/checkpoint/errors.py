@@ -39,6 +39,8 @@ class UnfitCheckpointError(CheckpointError):
     True
     """
 
-    def __init__(self, message: str, checkpoint: Checkpoint | None = None) -> None:  # None: as pickle makes it
+    def __init__(
+        self, message: str, checkpoint: Checkpoint | None = None
+    ) -> None:  # None: as pickle makes it
         super().__init__(message)
         self.checkpoint = checkpoint

@@ -13,6 +13,7 @@ import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -110,7 +111,8 @@ def test_a_cut_run_ends_as_an_uncut_one(
     def kill(pids: list[int]) -> None:
         if len(list((out / "save").glob("step-*"))) >= 2:  # in the middle of the first epoch
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # this is called again until both are gone
+                    os.kill(pid, signal.SIGKILL)
 
     arguments[2] = str(out)
     ended = host.start(recipe, tmp_path, *arguments, size=size, meddle=kill)

@@ -360,17 +360,13 @@ def _missing(name: str) -> str | None:
             place = place / f"{part}.py"
         else:
             file = place / "__init__.py" if place.is_dir() else place
-            return None if part in _names_in(file) else ".".join(parts[:number])
+            names = _names_in(file)
+            return None if names is None or part in names else ".".join(parts[:number])
     return None
 
 
-class _Anything:
-    def __contains__(self, name: str) -> bool:
-        return True
-
-
-def _names_in(file: Path) -> set[str] | _Anything:
-    """What a module may hold: every name that it defines, imports or assigns; anything, where it makes them itself."""
+def _names_in(file: Path) -> set[str] | None:
+    """What a module may hold: every name that it defines, imports or assigns; None where it makes them itself."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -380,7 +376,7 @@ def _names_in(file: Path) -> set[str] | _Anything:
             names.add(node.id)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names.update(each.asname or each.name.partition(".")[0] for each in node.names)
-    return _Anything() if names & {"*", "__getattr__"} else names
+    return None if names & {"*", "__getattr__"} else names
 
 
 _TAG = re.compile(r"!(?:new|name|apply|applyref|module):(speechbrain(?:\.\w+)*)")

@@ -66,7 +66,12 @@ class SpokenDigitsBrain(bl.Brain):
         self, waves: Tensor, num_samples: Tensor, voices: Tensor, speeds: Tensor
     ) -> tuple[Tensor, Tensor]:
         features, num_frames = self.log_mels(waves, num_samples)
-        return self.modules.normalize(features, num_frames, self.rows(voices, speeds)), num_frames
+        rows = self.rows(voices, speeds) if self.by_voice else None
+        return self.modules.normalize(features, num_frames, rows), num_frames
+
+    @property
+    def by_voice(self) -> bool:
+        return self.modules.normalize.norm_type == "speaker"
 
     def rows(self, voices: Tensor, speeds: Tensor) -> Tensor:
         """Where `normalize` keeps the statistics of a voice, which is another one at each speed."""
@@ -104,10 +109,10 @@ class SpokenDigitsBrain(bl.Brain):
     # ------------------------------------------------------------------------------------------ when it is computed
 
     def on_fit_start(self) -> None:
-        self.started = now()
-        if self.modules.normalize.norm_type == "speaker":
-            self.learn_voices()
         super().on_fit_start()  # makes the optimizer, and goes on from the newest checkpoint if there is one
+        self.started = now()
+        if self.by_voice and not self.modules.normalize.count.any():  # they are in the checkpoint
+            self.learn_voices()
 
     @torch.no_grad()
     def learn_voices(self) -> None:

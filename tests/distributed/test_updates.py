@@ -418,10 +418,12 @@ def test_ranks_with_different_modules(host: Host, tmp_path: Path) -> None:
 
 def other_data(kind: str) -> None:
     rank = World.from_environment().rank
-    brain, epochs, train, valid = make(Plain, dist_timeout_seconds=20), range(2), ready_batches(), VALID
+    # Who waited for an exchange would be killed by the host long before this time is over.
+    brain, epochs, valid = make(Plain, dist_timeout_seconds=600), range(2), VALID
+    train: Any = ready_batches()
     loader: dict[str, Any] | None = None
     if kind == "train_set":
-        train, loader = Items(11 + 4 * rank), {"batch_size": 3}  # type: ignore[assignment]
+        train, loader = Items(11 + 4 * rank), {"batch_size": 3}
     elif kind == "epoch_counter":
         epochs = range(1 + rank)
     elif kind == "test_set":
@@ -445,7 +447,7 @@ def test_ranks_that_are_given_different_data_end_at_once(
     host: Host, tmp_path: Path, kind: str, told: str
 ) -> None:
     ended = host.start(other_data, tmp_path, kind)
-    assert all(each.status == 1 and each.seconds < 10 for each in ended)
+    assert all(each.status == 1 for each in ended)
     expected = f"rank 1 was given other data than rank 0: {kind} has {told} rank 0"
     assert any(expected in each.output for each in ended), ended[0].output
 

@@ -293,15 +293,15 @@ def waits_for_who_does_not_come(seconds: float) -> None:
     bl.ddp_init_group({"device": "cpu"})
     bl.Brain(run_opts={"device": "cpu", "dist_timeout_seconds": seconds})
     if World.from_environment().rank == 1:
-        time.sleep(30)
+        time.sleep(10)
     torch.distributed.barrier()
 
 
 def test_the_time_that_a_brain_is_given_is_that_of_a_group_that_was_made_before(
     host: Host, tmp_path: Path
 ) -> None:
-    waits, sleeps = host.start(waits_for_who_does_not_come, tmp_path, 2.0, limit=8)
-    assert waits.status == 1 and waits.seconds < 7, waits.output
+    waits, sleeps = host.start(waits_for_who_does_not_come, tmp_path, 2.0)
+    assert waits.status == 1, waits.output  # with the time of before it would have met the other one
     assert "Timed out" in waits.output and "raise dist_timeout_seconds" in waits.output
     assert sleeps.status != 0
 
